@@ -38,11 +38,11 @@ _UNUSED = {
     "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
-# In a saved file with this key, u and v contain the learning rate.
+# If a saved file has this key, u and v contain the learning rate.
 _MARK = "rate_in_momentum"
-# For each name of the variables in checkpoints, whether u and v contain the
-# learning rate.
-_NAMES = {VARIABLES: False, "variables_with_rate": True}
+# Whether u and v contain the learning rate, by the name that the list of
+# variables has in a checkpoint.
+_CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
 
 
 class MomentumHyperparameters(NamedTuple):
@@ -53,7 +53,7 @@ class MomentumHyperparameters(NamedTuple):
 
     momentum: float
     nesterov: bool
-    penalty: tuple[float, float] | None  # l1 and l2: l1 sum |w| + l2 sum w^2.
+    penalty: tuple[float, float] | None  # (l1, l2): l1 sum |w| + l2 sum w^2.
     replicas: int
 
 
@@ -61,9 +61,9 @@ class MomentumHyperparameters(NamedTuple):
 class DGCMomentum(CompressedOptimizer):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
-    For variable w on N replicas at step s, counted from 0, where g_i is the
-    gradient of replica i's part of the loss (the sum of all g_i is the gradient
-    of the mean loss):
+    For variable w on N replicas, at step s, counted from 0. g_i is the gradient
+    of replica i's part of the loss: the sum of all g_i is the gradient of the
+    mean loss.
 
         g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
         g_i <- g_i + regularizer's gradient / N
@@ -98,27 +98,29 @@ class DGCMomentum(CompressedOptimizer):
     variable has the same momentum, and `clipnorm` limits the sum of g_i.
 
     Runs under any `tf.distribute.Strategy`, and without a strategy.
-    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables at once. If this
-    strategy has several workers with several devices each, N is the number of
-    workers: the devices of a worker sum their gradients first, and act as one
-    replica.
+    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables together. If
+    this strategy has several workers with several devices each, N is the number
+    of workers: the devices of a worker sum their gradients first, and act as
+    one replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, if w is small or not float32. Until a dense
-    gradient needs the v_i of a large embedding, this v_i takes no memory, and
-    files contain zeros for v_i. If N is the number of workers, each of a
-    worker's M devices holds u_i / M and v_i / M. Outside of replicas, and in
-    checkpoints, u and v are the sums over i.
+    parameter; u_i only, 4 bytes, if w is small or not float32. The v_i of a
+    large embedding takes no memory, and is zeros in files, until a dense
+    gradient needs v_i. If N is the number of workers, each of a worker's M
+    devices holds u_i / M and v_i / M. Outside of replicas, and in checkpoints,
+    u is the sum of all u_i, and v is the sum of all v_i.
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
-    and a position to every other worker. A position takes 12 bits at 99.9 %, 8
-    at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less; under TensorFlow's
-    own strategies, 4 bytes. If N times these bytes exceed twice the dense
-    tensor, as they may at the start of the warm-up, the entries are sent as a
-    dense tensor; the sum is the same. See `communication_summary`.
+    and a position to every other worker. A position takes 12 bits at a sparsity
+    of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less.
+    Under TensorFlow's own strategies, a position takes 4 bytes. If N times
+    these bytes exceed twice the bytes of the dense tensor, as they may at the
+    start of the warm-up, the entries are sent as a dense tensor; the sum is the
+    same. See `communication_summary`.
     Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
-    shards halve this traffic, counting 32 KiB per message. Each replica sums a
-    shard, an N-th of every variable, and sends its k / N largest sums to all.
-    At 99.9 %, shards start at 5 replicas for 100 million parameters, and at 41
+    shards at least halve this traffic, where each message costs as much as 32
+    KiB. Each replica sums a shard, an N-th of every variable, and sends the
+    shard's k / N largest sums to all replicas. At a sparsity of 99.9 %, sums
+    are by shards from 5 replicas on for 100 million parameters, and from 41 on
     for 20 million. Entries outside of the sent sums stay in v_i and u_i.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
@@ -130,8 +132,8 @@ class DGCMomentum(CompressedOptimizer):
     over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
     applies from the first step; Paddle does not clip large variables before
     `rampup_begin_step`. If entries are summed by shards, only the k largest
-    sums are applied. A single replica works, with a warning. Paddle's rule is
-    `rate_in_momentum=False`.
+    sums are applied. A single replica works, with a warning. For Paddle's rule,
+    pass `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     equals `keras.optimizers.SGD` up to rounding, even with schedules.
 
@@ -156,17 +158,17 @@ class DGCMomentum(CompressedOptimizer):
         momentum_masking: bool. Whether u_i also becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
-            format of sent values; v_i keeps the rounding error. "int4"
-            takes 4 bits per value and 2 bytes per 64 values: a sign, and one of
-            eight equally spaced magnitudes from 0 to the largest of the 64.
-            "int2" takes 2 bits per value and 4 bytes per 64 values: a sign, and
-            one of two magnitudes: the mean of the magnitudes below the mean of
-            all 64, or the mean of the magnitudes above. In float16, values
-            above 65504 take several steps, and values below 3e-8 are not sent
-            until they grow. With `rate_in_momentum`, these bounds apply to
-            values divided by the largest power of two up to the learning rate.
-            TensorFlow's own strategies send float16 as float16, and all other
-            formats as float32. Defaults to `"float32"`.
+            format of sent values; v_i keeps the rounding error. "int4" takes 4
+            bits per value, for a sign and one of eight equally spaced
+            magnitudes from 0 to the largest of 64 values, and 2 bytes per 64
+            values. "int2" takes 2 bits per value, for a sign and one of two
+            magnitudes, and 4 bytes per 64 values. The two magnitudes are the
+            means of the magnitudes below and above the mean of all 64. In
+            float16, values above 65504 take several steps, and values below
+            3e-8 are not sent until they grow. With `rate_in_momentum`, these
+            bounds apply to values divided by the largest power of two up to
+            the learning rate. TensorFlow's own strategies send float16 as
+            float16, and all other formats as float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
             rate when they enter u_i. If not, entries are multiplied by the
             rate when they are sent. Saved state can be loaded only with the
@@ -248,12 +250,13 @@ class DGCMomentum(CompressedOptimizer):
         The stages are 0.9375, 0.984375, 0.996 and 0.999, each for a sixteenth
         of the steps: the paper's warm-up without its first stage. A stage is
         left out unless steps (1 - sparsity) >= 2, so that a replica can send
-        every entry twice during the run: the stage 0.999 needs 2,000 steps. In
+        every entry twice during the run. The stage 0.999 needs 2,000 steps. In
         a run of fewer than 32 steps, the only stage is 0.75. At the end of the
         run, the stages return in reverse, and the last step sends all
         residuals. Values have 4 bits: `value_dtype="int4"`.
 
-        With 0.999, a run of T steps sends as much as 0.0038 T + 1 dense steps.
+        With the stage 0.999, a run of T steps sends as many bytes as
+        0.0038 T + 1 dense steps.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch
@@ -290,7 +293,7 @@ class DGCMomentum(CompressedOptimizer):
         return super().from_config(config, custom_objects)
 
     def save_own_variables(self, store: Any) -> None:
-        """Write all variables, and whether u and v contain the rate."""
+        """Save all variables, and whether u and v contain the learning rate."""
         super().save_own_variables(store)
         if self.rate_in_momentum:
             store[_MARK] = np.array(True)
@@ -304,8 +307,8 @@ class DGCMomentum(CompressedOptimizer):
         )
 
     def _check_name(self, name: str) -> None:
-        if name in _NAMES:
-            self._check_rule(_NAMES[name])
+        if name in _CONTAINS_RATE:
+            self._check_rule(_CONTAINS_RATE[name])
 
     def _check_rule(self, saved: bool) -> None:
         here = self.rate_in_momentum
@@ -325,7 +328,7 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                u.meaning = f"{_MARK}=True"  # Backups check it.
+                u.meaning = f"{_MARK}=True"  # Backups compare it.
             self._compressor.add(self, variable, u, self.momentum_masking)
 
     def _update(
@@ -442,7 +445,7 @@ def dgc_momentum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the new u_i of the formula, and the change of v_i.
 
-    `gradient` is already clipped. `weight` is read only if regularized.
+    `gradient` is already clipped. `weight` is used only with a penalty.
     """
     momentum, nesterov, penalty, replicas = hyperparameters
     if penalty:
@@ -458,7 +461,7 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
     """Return l1 and l2 of a Keras regularizer, or None for None."""
     if regularizer is None:
         return None
-    # A subclass may compute anything.
+    # A subclass may compute another penalty.
     if type(regularizer) not in (
         keras.regularizers.L1,
         keras.regularizers.L2,

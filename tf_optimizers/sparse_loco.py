@@ -45,32 +45,32 @@ from tf_optimizers.wrapped import note_local_steps
 class SparseLoCo(Wrapper, CompressedOptimizer):
     """Compresses the updates of any optimizer, for slow networks.
 
-    For variable w on N workers, each with a residual e_i and an inner
-    optimizer that has its own state:
+    For variable w on N workers, where worker i has its own residual e_i and its
+    own state of the inner optimizer:
 
         w_i <- w
-        sync_every times: w_i <- inner step from w_i by worker i's own gradient
+        sync_every times: w_i <- inner step from w_i by worker i's gradient
         e_i <- residual_decay e_i + (w - w_i) / N
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
     Worker i's gradient is the mean over its part of the batch. k follows
-    `sparsity` as in `DGCMomentum`; before `rampup_begin_step` all entries are
+    `sparsity` as in `DGCMomentum`; before `rampup_begin_step`, all entries are
     sent. Entries that are not sent stay in e_i until they have grown.
 
     A variable's updates are averaged densely if it has fewer than
     `min_compress_size` elements, is not float32, or has sparse gradients
-    (embeddings). For half-precision variables the inner optimizer updates
+    (embeddings). For half-precision variables, the inner optimizer updates
     float32 master weights.
 
     With `sync_every` > 1, the weights of a model differ between workers except
     right after a synchronization. In a custom training loop, call `synchronize`
     before you evaluate or save the model.
 
-    With `overlap`, entries travel while the next sync_every steps run. Each
-    worker has a copy of w, its own weights w_i, and b_i, its weights at the
-    start of the round. At the end of a round, once the entries of the previous
-    round have arrived:
+    With `overlap`, entries travel while the next sync_every steps run. Worker i
+    has a copy of w, its own weights w_i, and b_i, the value of w_i at the start
+    of the round. At the end of a round, once the entries of the previous round
+    have arrived:
 
         w   <- w - outer_learning_rate (sum of the entries that have arrived)
         e_i <- residual_decay e_i + (b_i - w_i) / N
@@ -81,8 +81,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     As a result, an element of w_i that worker i has sent changes by the
     difference between the sum and worker i's own entry. Any other element
     changes by the sum of the other workers' entries. w is equal on all workers,
-    bit for bit. `synchronize` waits for entries that still travel, sends once
-    more without overlap, and sets all w_i to w.
+    bit for bit. `synchronize` waits for entries that still travel, exchanges
+    once more without overlap, and sets all w_i to w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -90,15 +90,15 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     decay and clipping apply to each worker separately; constraints apply to w.
     The mean of N noisy steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times
     shorter than a single step, so start with sqrt(N) times the usual learning
-    rate. Runs under the same strategies as `DGCMomentum`.
+    rate. `SparseLoCo` runs under the same strategies as `DGCMomentum`.
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. A step also needs a copy of w, and the update. With
     `sync_every` > 1, each replica keeps the copy; with `overlap`, it also keeps
-    b_i. Outside of replicas, and in checkpoints, e is the sum over i and the
-    inner state is the mean. With `tfo.AdamOffload`, all state is on the host,
-    except for master weights of half-precision variables and accumulated
-    gradients.
+    b_i. Outside of replicas, and in checkpoints, e is the sum of all e_i, and
+    the inner state is the mean over workers. With `tfo.AdamOffload`, all state
+    is on the host, except for master weights of half-precision variables and
+    accumulated gradients.
     Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
     variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
@@ -113,9 +113,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
             `SparseLoCo` instead. Not supported: `tfo.DGCMomentum`, which
-            exchanges gradients itself; `LossScaleOptimizer`, which belongs
-            outside; `Ftrl` and `ScheduleFreeAdamW`, which do not step from the
-            given weights.
+            exchanges gradients itself; `LossScaleOptimizer`, which must wrap
+            `SparseLoCo` instead; `Ftrl` and `ScheduleFreeAdamW`, which do not
+            step from the given weights.
         sync_every: int >= 1. Local steps per exchange. Values above 1 do not
             support `use_ema`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
@@ -128,8 +128,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
-            exchange is dense. The last step of the cool-down, or the next
-            synchronization, sends all residuals. Defaults to `1`.
+            exchange is dense. All residuals are sent in the last step of the
+            cool-down, or in the next synchronization. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, parts of the updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries.
@@ -144,7 +144,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
-            `keras.optimizers.Optimizer`. Pass others to the inner optimizer.
+            `keras.optimizers.Optimizer`. Pass other arguments to the inner
+            optimizer.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -222,8 +223,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         With `sync_every=1`, the settings are the same as in
         `DGCMomentum.for_steps`. In runs of fewer than 500 steps,
-        `residual_decay` is 0.7 instead of 1: the inner optimizer does not see
-        the residuals, and would move too far.
+        `residual_decay` is 0.7 instead of 1, because the inner optimizer does
+        not see the residuals, and would move the weights too far.
 
         With `sync_every` > 1, there is neither warm-up nor cool-down:
 
@@ -269,8 +270,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
         if not isinstance(self.inner_optimizer, Optimizer):
-            # A Keras optimizer's config lacks exclusions, so our config has
-            # them.
+            # The config of a Keras optimizer lacks exclusions, so the config of
+            # `SparseLoCo` must hold them.
             Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
@@ -320,7 +321,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return None if indices is None else tuple(indices)
 
     def _batches_left(self) -> tf.Tensor:
-        """Return how many batches are left in the round, as a tensor."""
+        """Return the number of batches left in the round, int64."""
         each = self.gradient_accumulation_steps or 1
         left = tf.constant(1, tf.int64)
         if self._rounds is not None:
@@ -443,7 +444,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Args:
             rounds: The rounds, with the weights at the start of this round.
-            due: Pairs of a choice of variables, and a bool tensor that is true
+            due: Pairs of a choice of variables and a bool tensor, which is true
                 if the chosen variables are exchanged now. None means true. At
                 most one choice is exchanged.
             stepped: The variables of the step that ends the round; empty if the
@@ -460,7 +461,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weights = self._weights(variables)
             moved = rounds.end(weights, choice)
             self._store(variables, weights)
-            # All entries are sent until it is known which gradients are sparse.
+            # Until it is known which gradients are sparse, send all entries.
             self._send_moved(variables, sparsity if is_known else None, moved)
             rounds.constrain(stepped, choice)
 
@@ -508,7 +509,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 def _add_to_residual(
     residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> None:
-    """Update e_i, the variable of the handle `residual`."""
+    """Update e_i; `residual` is the handle of its variable."""
     old = read(residual, moved)
     assign(residual, sparse_loco(residual_decay, copies, old, moved))
 

@@ -402,7 +402,7 @@ def restarted(folder):
     return shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
 
 
-@pytest.mark.filterwarnings("ignore:A backup must be of this `fit`")
+@pytest.mark.filterwarnings("ignore:`fit` restores only backups")
 def test_each_of_two_fits_resumes_from_its_own_backup(tmp_path):
     def script(folder, *callbacks):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])

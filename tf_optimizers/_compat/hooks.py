@@ -24,20 +24,19 @@ from tf_optimizers._compat.patches import (
 def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
 ) -> None:
-    """Let Keras build models from the specification of the data.
+    """Let Keras build models from the specification of the data, from now on.
 
-    The hook lasts until the process ends. Without the hook, Keras draws a batch
-    before `fit` and `evaluate`, and builds the model from the batch's mean over
-    replicas. As a result, a generator loses batches, workers draw different
-    batches in advance, and data that cannot be averaged raise an error.
+    Without this hook, Keras draws a batch before `fit` and `evaluate`, and
+    builds the model from the batch's mean over replicas. As a result, a
+    generator loses batches, workers draw different batches in advance, and data
+    that cannot be averaged raise an error.
 
     If a model has no `call`, or if `call` does not accept the data of a custom
-    step, the first step builds the model. Without a strategy, Keras does the
-    same.
+    step, the first step builds the model, as Keras does without a strategy.
 
     Args:
-        is_for: Called with a strategy; returns whether its models are built
-            from specifications.
+        is_for: Called with a strategy; returns whether models under this
+            strategy are built from specifications.
     """
 
     def build_without_batch(
@@ -45,7 +44,7 @@ def build_from_specs(
     ) -> None:
         if is_for(self.distribute_strategy):
             if type(self).call is keras.Model.call:
-                return  # `train_step` calls the layers, which builds them.
+                return  # `train_step` builds the layers when it calls them.
             if iterator is not None:
                 spec = iterator._distributed_dataset.element_spec
                 data_batch = tf.nest.map_structure(_symbol, spec)
@@ -54,7 +53,7 @@ def build_from_specs(
                 with contextlib.suppress(Exception), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     build(self, data_batch=data_batch)
-                return  # If `call` is wrong, the first step raises an error.
+                return  # If `call` fails, the first step raises its error.
         build(self, iterator=iterator, data_batch=data_batch)
 
     hook("Model._maybe_symbolic_build", build_without_batch)
@@ -84,9 +83,9 @@ def call_first(
 ) -> None:
     """Insert a callback before all other callbacks of a model, from now on.
 
-    The hook lasts until the process ends. Models and optimizers of Keras cannot
-    add callbacks. `fit`, `evaluate` and `predict` create a `CallbackList` and
-    set its model. At that moment, the hook inserts the callback.
+    Models and optimizers of Keras cannot add callbacks. `fit`, `evaluate` and
+    `predict` create a `CallbackList` and set its model. At that moment, the
+    hook inserts the callback.
 
     Args:
         kind: The class of the callback.
@@ -119,11 +118,10 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     """Let `jit_compile="auto"` mean `False` for some models, from now on.
 
-    The hooks last until the process ends. Keras resolves "auto" in `compile`,
-    and checks only whether layers support XLA. The hooks do not change an
-    explicit `jit_compile`. A custom `compile` may call `super().compile()`
-    first, and set the optimizer later. So the hooks check the optimizer again
-    when Keras makes a step.
+    Keras resolves "auto" in `compile`, and checks only whether layers support
+    XLA. An explicit `jit_compile` is unchanged. A custom `compile` may call
+    `super().compile()` first, and set the optimizer later. So the hooks check
+    the optimizer again when Keras makes a step.
 
     Args:
         is_refused: Called with a model; returns whether its optimizer cannot
@@ -151,7 +149,8 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks a name, a step under XLA raises an error with advice.
+    # If Keras lacks one of the names, a step under XLA raises an error with
+    # advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
@@ -168,14 +167,14 @@ def agree_on_overflow() -> None:
     """Make all replicas skip the same steps in dynamic loss scaling.
 
     Keras (3.15) tests whether gradients are finite before they are summed.
-    Under strategies with merge calls, it tests only the first replica's
-    gradients. Under other strategies, each replica tests its own, and the step
-    runs inside a `tf.cond`, which cannot assign to `iterations`, even with one
-    replica.
+    Under strategies with merge calls, Keras tests only the first replica's
+    gradients. Under other strategies, each replica tests its own gradients, and
+    the step runs inside a `tf.cond`, which cannot assign to `iterations`, even
+    with one replica.
 
-    `compile` wraps optimizers in `LossScaleOptimizer`, and accepts no other
-    class. So this function replaces a method of `LossScaleOptimizer` until the
-    process ends. Without a strategy, nothing changes.
+    `compile` itself wraps optimizers in `LossScaleOptimizer`, so a subclass
+    would not be used. Instead, this function replaces a method of
+    `LossScaleOptimizer`. Without a strategy, nothing changes.
     """
 
     def apply(
@@ -191,8 +190,7 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # Keras looks up `_tf_apply` after it has built the optimizer. So `build`
-    # may still install this hook.
+    # Keras looks up `_tf_apply` after `build`, so `build` may install this.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 
@@ -210,7 +208,7 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # All replicas run inside the branch, so they may exchange values
+            # All replicas run inside one branch, so they may exchange values
             # and assign to variables there.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,

@@ -1,4 +1,4 @@
-"""Wraps the private names of Keras that optimizers and callbacks need."""
+"""Wraps private names of Keras that optimizers and callbacks need."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def with_hooks(cls: type) -> type:
 def _accumulate(
     self: Any, gradients: Sequence[Gradient], variables: Any
 ) -> None:
-    # Keras's method clips, decays, accumulates and averages before the
-    # replicas' gradients are summed. There is no public method between `apply`,
+    # Keras's method clips, decays, accumulates and averages gradients before
+    # they are summed over replicas. There is no public method between `apply`,
     # which unscales gradients, and `update_step`.
     self._accumulate(list(gradients), list(variables))
 
@@ -59,7 +59,7 @@ def _set_averages(self: Any, averages: list[Any]) -> None:
 
 def _learning_rate(self: Any) -> Any:
     # Keras's method calls every schedule with the number of micro-batches. The
-    # public `learning_rate` returns this method's result.
+    # public `learning_rate` returns the result of this method.
     if getattr(self._learning_rate, "counts_updates", False):
         return self._learning_rate(self.iterations)
     return keras.optimizers.Optimizer._get_current_learning_rate(self)
@@ -68,8 +68,8 @@ def _learning_rate(self: Any) -> Any:
 def _children(
     self: Any, save_type: str = "checkpoint", **kwargs: Any
 ) -> dict[str, Any]:
-    # Checkpoints hold attributes under these names. There is no public way to
-    # change the names.
+    # In checkpoints, attributes have the names that this method returns. There
+    # is no public way to change the names.
     if self._saved_as() is not self:
         return self._saved_as()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
@@ -83,8 +83,8 @@ def _children(
 def _dependency(
     self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
 ) -> Any:
-    # To restore a checkpoint, TensorFlow passes `cached_dependencies`. It looks
-    # up all names of the checkpoint before it restores any values.
+    # TensorFlow passes `cached_dependencies` only to restore a checkpoint. It
+    # looks up all names of the checkpoint before it restores any value.
     if cached_dependencies and self._saved_as() is not self:
         return self._saved_as()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
@@ -107,8 +107,8 @@ HOOKS = {
 def unchanged_in_cond(error: Exception) -> Exception:
     """Make `keras.ops.cond` keep the message of an error; return the error.
 
-    Dynamic loss scaling runs the step inside `keras.ops.cond`. Keras would add
-    "Exception encountered when calling Cond.call()" and the arguments to the
+    Dynamic loss scaling runs the step inside `keras.ops.cond`, which would add
+    "Exception encountered when calling Cond.call()" and its arguments to the
     message.
     """
     vars(error)["_keras_call_info_injected"] = True
@@ -139,8 +139,8 @@ def variable_index(optimizer: Any, variable: Any) -> int:
 
 def variable_key(optimizer: Any, variable: Any) -> str:
     """Return the key that a variable and its components on replicas share."""
-    # Under a strategy, `update_step` gets components. Only this private method
-    # finds their variable.
+    # Under a strategy, `update_step` gets the component on a replica. Only this
+    # private method finds the component's variable.
     return optimizer._var_key(variable)
 
 
@@ -167,7 +167,7 @@ def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
 
 def micro_steps(optimizer: Any) -> tf.Tensor:
     """Return the number of calls of `apply`, one for each micro-batch."""
-    # The public `iterations` counts updates: it divides this number by
+    # The public `iterations` counts updates: this number divided by
     # `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
 
@@ -188,7 +188,7 @@ def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
 def average(optimizer: Any, variable: Any) -> tf.Variable | None:
     """Return the moving average that `use_ema` keeps of a variable.
 
-    Return None if gradients overwrite the variable (a float8 scale).
+    Returns None if gradients overwrite the variable (a float8 scale).
     """
     found = optimizer._averages[variable_index(optimizer, variable)]
     return None if found is None else found.value
@@ -230,15 +230,15 @@ def add_replica_variable(
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """Make `fit` begin at `epoch`, or at its `initial_epoch` if None."""
-    # Keras reads this attribute after `on_train_begin`, for its own
-    # `BackupAndRestore`. A callback cannot change the arguments of `fit`.
+    # A callback cannot change the arguments of `fit`, but Keras reads this
+    # attribute after `on_train_begin`, for its own `BackupAndRestore`.
     model._initial_epoch = epoch
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras would create them only when it traces the first
-    # step.
+    # Without a strategy, Keras would not create the variables before it traces
+    # the first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch
@@ -247,16 +247,16 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return the value; for an optional, return its content or None."""
-    # In data from generators, Keras replaces None by an empty optional.
+    """Return the value or, for an optional, its content or None."""
+    # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value
     return value.get_value() if value.has_value() else None
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return all layers of a model, including nested ones."""
-    # `model.layers` has only the first level.
+    """Return all layers of a model, including nested layers."""
+    # The public `model.layers` has only the first level.
     return model._flatten_layers(include_self=False)
 
 
@@ -279,7 +279,7 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 def global_seed() -> list[int] | None:
     """Return the state of the generator of unseeded `keras.random` ops.
 
-    Return None if no such op has run: the first one creates the generator.
+    Returns None if no such op has run: the first op creates the generator.
     """
     # Keras keeps one generator per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")

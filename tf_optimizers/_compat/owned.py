@@ -12,7 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 
-# An index that selects some rows of a tensor, or all of it.
+# An index that selects some rows of a tensor, or the whole tensor.
 Rows: TypeAlias = slice | EllipsisType
 
 
@@ -20,9 +20,9 @@ Rows: TypeAlias = slice | EllipsisType
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, every worker reads the whole value. The read is a sum
-    over replicas, and each replica contributes zeros for the rows of the other
-    replicas. If a value is assigned or restored, each replica keeps only its
+    Outside of replicas, every worker reads the whole value: the sum over
+    replicas, where each replica contributes zeros for the rows of other
+    replicas. When a value is assigned or restored, each replica keeps only its
     own rows.
 
     Attributes:
@@ -44,7 +44,7 @@ class OwnedVariable(values.SyncOnReadVariable):
 
 
 class _Component(LazyZeros):
-    """A replica's component, with memory only for the replica's own rows."""
+    """A replica's component, which stores only the replica's own rows."""
 
     def __init__(
         self, *, own: tf.Variable | None, rows: slice, **options: Any
@@ -94,12 +94,12 @@ def owned_variable(
     Args:
         strategy: The strategy of the variable.
         devices: The devices of this process's replicas, for the components.
-        rows: For each of these replicas, the rows that it owns, or None.
+        rows: The rows that each of these replicas owns, or None for no rows.
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
-    # All components have the same name: TensorFlow keeps 36 kB for each name
-    # that was ever used.
+    # All components have the same name, since TensorFlow keeps 36 kB for each
+    # name that was ever used.
     options = {
         "trainable": False,
         "dtype": value.dtype,
@@ -111,7 +111,7 @@ def owned_variable(
         with tf.device(device):
             component = None
             if owned is not None:
-                # `+ 0` makes a copy. A slice would keep the memory of all rows.
+                # `+ 0` makes a copy: a slice would keep all rows in memory.
                 component = plain_variable(value[owned] + 0, **options)
             if not isinstance(owned, EllipsisType):
                 component = _Component(
@@ -128,7 +128,7 @@ def owned_variable(
 
 
 def own_rows(component: tf.Variable) -> tf.Variable:
-    """Return the rows of a variable that a component's replica owns.
+    """Return the variable with the rows that a component's replica owns.
 
     If the replica owns no rows, any use of the result raises an error.
     """
@@ -142,7 +142,7 @@ def is_here(component: tf.Variable) -> bool:
 
 
 class _Elsewhere:
-    """State that another replica owns; any use of it raises an error."""
+    """Stands for state that another replica owns; any use raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
@@ -170,7 +170,7 @@ def array_of(component: tf.Variable) -> np.ndarray:
 
 # TensorFlow's class of variables without a value has no public name.
 class Copy(resource_variable_ops.UninitializedVariable):
-    """A copy of some rows of a variable, with memory only during a step.
+    """A copy of some rows of a variable, which takes memory only during a step.
 
     Optimizers treat the copy as a component of the variable.
     """

@@ -2,8 +2,8 @@
 
 Other code in the process calls these functions, too. So a function is replaced
 only when a feature that needs the replacement is first used. For code that does
-not use the feature, the replacement behaves like the original. A replacement
-lasts until the process ends.
+not use the feature, the replacement behaves like the original. Replacements
+last until the process ends.
 """
 
 import functools
@@ -24,7 +24,7 @@ class Patch(NamedTuple):
         why: The shortcoming of the original.
         without: The failure that users would see without the replacement.
         until: The upstream change that would make the replacement superfluous.
-        test: The test of the effect, as "file::name". The file is in tests/.
+        test: The test of the effect, as "file::name". The file is in `tests/`.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ PATCHES = (
         why="A Keras optimizer created outside of the scope must be moved into "
         "the strategy before it creates variables.",
         without="Such an optimizer fails: strategies must not be nested.",
-        until="Keras does so itself, or has a hook before the first `build`.",
+        until="Keras moves it itself, or has a hook before the first `build`.",
         test="workers/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
     ),
     Patch(
@@ -64,19 +64,18 @@ PATCHES = (
         features=(STRATEGY,),
         why="Keras draws a batch before `fit`, and builds a model from its "
         "mean over replicas.",
-        without="A generator loses a batch, and data that have no mean fail.",
+        without="A generator loses a batch, and data without a mean fail.",
         until="Keras builds models from the specification of the data.",
         test="workers/test_guide.py::test_data_may_have_any_dtype",
     ),
     Patch(
         names=("keras.Model._make_function",),
         features=(STRATEGY,),
-        why="Keras passes the step of a model to a strategy. A lambda, or a "
-        "decorated step, has no reference to its model, and a batch has none "
-        "to the model that will train on it.",
+        why="Keras passes a model's step to the strategy, without the model. "
+        "Neither a lambda or decorated step nor a batch refers to the model.",
         without="Such a step trains with N times the gradient, and local steps "
         "wait for the network.",
-        until="Keras passes the model to the strategy, too.",
+        until="Keras also passes the model to the strategy.",
         test="workers/steps/test_named_steps.py::"
         "test_step_of_any_name_equals_one_process",
     ),
@@ -84,8 +83,8 @@ PATCHES = (
         names=(f"{_OPTIMIZERS}.LossScaleOptimizer._tf_apply",),
         features=(STRATEGY, REPLICAS),
         why="Keras tests on one replica whether gradients are finite, before "
-        "they are summed.",
-        without="Some replicas skip a step that others make.",
+        "they are summed over replicas.",
+        without="Some replicas skip a step that other replicas make.",
         until="Keras tests the gradients of all replicas.",
         test="optimizers/test_replicas.py::test_replicas_skip_an_overflow_together",
     ),
@@ -95,10 +94,10 @@ PATCHES = (
             "keras.Model.jit_compile",
         ),
         features=(WITHOUT_XLA,),
-        why="On a GPU, Keras compiles steps by XLA if all layers support that, "
-        "whether the optimizer does or not.",
-        without="`fit` after `compile(optimizer, loss)` raises, on a GPU.",
-        until="Optimizers have `supports_jit`, as layers have.",
+        why="On a GPU, Keras compiles steps with XLA if all layers support it, "
+        "even if the optimizer does not.",
+        without="On a GPU, `fit` after `compile(optimizer, loss)` raises.",
+        until="Optimizers have `supports_jit`, as layers do.",
         test="optimizers/test_xla.py::test_auto_means_not_by_xla",
     ),
     Patch(
@@ -107,7 +106,7 @@ PATCHES = (
         why="Optimizers and strategies cannot add callbacks. Replicas must "
         "average weights and statistics before other callbacks read them.",
         without="Validation uses each replica's own weights and statistics.",
-        until="Optimizers, or strategies, may add callbacks.",
+        until="Optimizers or strategies may add callbacks.",
         test="optimizers/test_local_steps.py::"
         "test_fit_reads_common_weights_everywhere",
     ),
@@ -119,19 +118,19 @@ PATCHES = (
         ),
         features=(LOCAL_STEPS, STRATEGY),
         why="Keras opens the file, which deletes its old content, before it "
-        "asks an optimizer for its state. It reads statistics of one replica.",
-        without="A model that cannot be saved yet destroys the saved one, and "
-        "workers save different statistics.",
+        "asks an optimizer for its state. It reads one replica's statistics.",
+        without="If saving fails, the old file is lost. Workers save different "
+        "statistics.",
         until="Keras asks for the state before it opens the file.",
         test="optimizers/test_local_steps.py::test_local_weights_are_not_saved",
     ),
     Patch(
         names=("tensorflow.python.data.ops.shuffle_op._shuffle",),
         features=(STRATEGY,),
-        why="Shuffles without a seed draw a random one on each worker, and "
+        why="Shuffles without a seed draw a random seed on each worker, and "
         "have no public count of epochs.",
         without="Workers draw different rows, which is an error.",
-        until="`tf.data.Options` has a seed for shuffles without one.",
+        until="`tf.data.Options` has a seed for shuffles without a seed.",
         test="workers/data/test_shared_data.py::"
         "test_tf_data_are_in_the_order_of_the_seed",
     ),
@@ -140,9 +139,9 @@ PATCHES = (
             f"{_ADAPTERS}.array_data_adapter.ArrayDataAdapter.get_tf_dataset",
         ),
         features=(STRATEGY,),
-        why="Keras shuffles arrays by a random seed on each worker; from 3.16 "
-        "on by the number of the epoch, which stays 0 under a strategy.",
-        without="Workers draw different rows, which is an error; from 3.16 on, "
+        why="Keras shuffles arrays by a random seed on each worker. From 3.16 "
+        "on, the seed is the epoch's number, which stays 0 under a strategy.",
+        without="Workers draw different rows, which is an error. From 3.16 on, "
         "each epoch has the same order.",
         until="`fit` has a seed for `shuffle=True`.",
         test="workers/data/test_shared_data.py::"
@@ -152,7 +151,7 @@ PATCHES = (
         names=(f"{_ADAPTERS}.generator_data_adapter.peek_and_restore",),
         features=(STRATEGY,),
         why="Several iterators draw from one Python generator, and TensorFlow "
-        "reads ahead, as far as time allows.",
+        "reads ahead by as many batches as time allows.",
         without="From the second `fit` or validation on, workers draw "
         "different rows, which is an error.",
         until="Keras draws from generators without a thread.",
@@ -166,9 +165,9 @@ PATCHES = (
             f"{_LOSSES}.reduce_weighted_values",
         ),
         features=(STRATEGY,),
-        why="Keras divides losses by the number of replicas, whatever their "
-        "shares of the rows.",
-        without="Rows of a batch that cannot be split evenly have different "
+        why="Keras divides losses by the number of replicas, even if replicas "
+        "have different numbers of rows.",
+        without="If a batch cannot be split evenly, its rows have different "
         "weights.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_uneven_batches.py::"
@@ -180,8 +179,8 @@ PATCHES = (
             "tensorflow.nn.scale_regularization_loss",
         ),
         features=(STRATEGY,),
-        why="TensorFlow's two functions divide losses by the number of "
-        "replicas, too.",
+        why="Like Keras, these functions divide losses by the number of "
+        "replicas.",
         without="A `train_step` that uses them trains on 1 / N of its loss.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
@@ -190,7 +189,7 @@ PATCHES = (
         names=("keras.layers.BatchNormalization._moments",),
         features=(STRATEGY,),
         why="A replica without rows holds a padding row.",
-        without="The padding row moves the statistics.",
+        without="The padding row changes the statistics.",
         until="The layer takes weights of rows.",
         test="workers/steps/test_uneven_batches.py::"
         "test_replica_without_rows_keeps_its_statistics",
@@ -204,9 +203,9 @@ PATCHES = (
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",
         ),
         features=(STRATEGY,),
-        why="Gradients of a custom step must be weighted by the replica's "
-        "rows.",
-        without="They are N times too large.",
+        why="Gradients of a custom step must be weighted by the number of the "
+        "replica's rows.",
+        without="The gradients are N times too large.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
@@ -216,8 +215,8 @@ PATCHES = (
             "keras.Variable.assign",
         ),
         features=(STRATEGY,),
-        why="A number that a step passes to a metric is of the replica's rows. "
-        "A replica without rows must change no metric.",
+        why="A custom step passes a metric the mean over its replica's rows, "
+        "not their number. A replica without rows must change no metric.",
         without="The mean is over replicas, not over rows.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
@@ -233,7 +232,7 @@ NAMES = {
 
 
 def check_names(feature: str) -> None:
-    """Raise if a feature has to replace a name that no longer exists.
+    """Raise if a feature has to replace a name that does not exist.
 
     Call this function before any name is replaced.
 
@@ -242,7 +241,7 @@ def check_names(feature: str) -> None:
     """
     if missing := _missing(feature):
         raise RuntimeError(
-            f"{feature} needs functions that Keras or TensorFlow lacks. "
+            f"{feature} needs certain functions of Keras and TensorFlow. "
             f"Received: Keras {keras.__version__} and TensorFlow "
             f"{tf.__version__}, without {', '.join(missing)}. Install a newer "
             "tf_optimizers, or older versions of Keras and TensorFlow."
@@ -252,9 +251,8 @@ def check_names(feature: str) -> None:
 def replace(key: str, make: Callable[[Any], Any]) -> None:
     """Replace a name that is listed in `PATCHES`.
 
-    Each caller uses `functools.cache`, so that it replaces a name only once.
-    Several callers may replace the same name. The last replacement is called
-    first.
+    Each caller uses `functools.cache`, so that it replaces a name only once. If
+    several callers replace the same name, the last replacement is called first.
 
     Args:
         key: The last two parts of the name, such as "CallbackList.set_model".

@@ -12,8 +12,8 @@ _AVERAGES = "_model_variables_moving_average"
 
 def averages_of(optimizer: Any) -> list[Any]:
     """Return the averages of `use_ema`, with None for overwritten variables."""
-    # The package's optimizers keep their averages in `_averages`. Keras's
-    # attribute may show other averages.
+    # The package's optimizers keep their averages in `_averages`. In these
+    # optimizers, Keras's attribute may show other averages.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
@@ -42,15 +42,15 @@ class _AveragesOf:
 class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
-    The callback looks into a `LossScaleOptimizer` or a `MultiOptimizer`, but no
-    deeper.
+    The callback itself finds the inner optimizers of a `LossScaleOptimizer` or
+    a `MultiOptimizer`, but no optimizers inside of these.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing: the inner optimizer notes its gradients itself."""
+        """Do nothing: the inner optimizer notes the gradients itself."""
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""
@@ -61,7 +61,7 @@ class WholeAverages:
     """Shows sharded averages to `SwapEMAWeights` as whole averages.
 
     The callback adds, subtracts and assigns averages on every replica. An
-    iteration reads one average at a time, by a sum over replicas.
+    iteration reads one average at a time, as a sum over replicas.
     """
 
     def __init__(self, optimizer: Any) -> None:

@@ -1,9 +1,8 @@
 """Moves optimizers and variables into a strategy, or out of it.
 
-An optimizer belongs to the strategy whose scope was active when the optimizer
-was created. Its step count and learning rate belong to the same strategy. If no
-scope was active, they are plain variables, and all replicas would count steps
-in the same variable.
+An optimizer, its step count and its learning rate belong to the strategy whose
+scope was active when the optimizer was created. If no scope was active, the
+step count is a plain variable, and all replicas would count their steps there.
 """
 
 import contextlib
@@ -29,10 +28,10 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     strategy = _strategy_of(variables)
     if strategy is _default_strategy() or is_adopted(optimizer):
         return
-    # Keras has no setter. An optimizer uses its strategy only from `build` on,
-    # so nothing has used the default strategy yet.
+    # Keras has no setter. An optimizer first uses its strategy in `build`, so
+    # nothing has used the default strategy yet.
     optimizer._distribution_strategy = strategy
-    # An inner optimizer is adopted separately, so leave out its variables.
+    # Leave out variables of an inner optimizer, which is adopted separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -48,8 +47,8 @@ def bring_in(
     outside = made_outside(strategy, variables)
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
-            # The Keras variable stays, so references to it stay valid. There is
-            # no public way to replace only its TensorFlow variable.
+            # References to the Keras variable stay valid. There is no public
+            # way to replace only its TensorFlow variable.
             variable._initialize(variable.numpy())
 
 
@@ -65,7 +64,7 @@ def call_for_all(build: Callable[[], None]) -> None:
     """
 
     def call(_: tf.distribute.Strategy) -> None:
-        # Leave any `tf.function` that is being traced. Inside the function,
+        # Leave any `tf.function` that is being traced: inside the function,
         # replicas would get variables that are never initialized.
         with tf.init_scope():
             build()
@@ -86,13 +85,14 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """From now on, adopt Keras optimizers that are built under a strategy.
+    """Adopt Keras optimizers that are built under a strategy, from now on.
 
     All Keras optimizers call `build` of the base class before they add
     variables.
 
     Args:
-        is_for: Called with a strategy; returns whether to adopt optimizers.
+        is_for: Called with the current strategy; returns whether to adopt
+            optimizers.
         check: Called with the strategy and the variables, before the optimizer
             is adopted.
     """
@@ -130,7 +130,7 @@ def _scope(
     return contextlib.nullcontext() if is_inside else strategy.scope()
 
 
-# An object, the name of an attribute, and its value.
+# An object, the name of one of its attributes, and the attribute's value.
 Attribute = tuple[Any, str, Any]
 
 
@@ -139,10 +139,10 @@ def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Leave the strategy temporarily, inside a replica.
+    """Leave the strategy temporarily, on a replica.
 
     Args:
-        optimizers: Keras optimizers that leave the strategy, too.
+        optimizers: Keras optimizers that also leave the strategy.
         variables: Pairs of a Keras variable and its component on this replica.
             The component temporarily replaces the variable's value.
     """
@@ -166,7 +166,7 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return attributes that disable constraints; see `replaced`.
+    """Return attributes that disable constraints, for `replaced`.
 
     Args:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
@@ -181,15 +181,14 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return an attribute that sets a learning rate; see `replaced`."""
+    """Return an attribute that sets a learning rate, for `replaced`."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return attributes that copy the name of `other`; see `replaced`."""
-    # Keras sets both attributes when it creates a variable. There are no
-    # setters.
+    """Return attributes that copy the name of `other`, for `replaced`."""
+    # Keras has no setters for a variable's name and path.
     return [
         (variable, "_name", other.name),
         (variable, "_path", path_of(other)),

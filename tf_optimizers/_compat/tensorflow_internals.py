@@ -44,10 +44,11 @@ def add_to_graphs(name: str, value: Any) -> None:
 
 
 def convert(function: Callable) -> Callable:
-    """Convert a function by AutoGraph, if AutoGraph is enabled here.
+    """Convert a function with AutoGraph, if AutoGraph is enabled here.
 
     TensorFlow's strategies convert the function that they call on replicas. If
-    they call a wrapper, the wrapper must convert the user's function.
+    this function wraps the user's function, the wrapper must convert the user's
+    function.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(
@@ -67,8 +68,7 @@ def temporary_variable(
 ) -> tf.Tensor:
     """Return the handle of a new variable that lives as long as the handle.
 
-    A kernel can update the value in place if nothing else refers to the memory
-    of the value.
+    A kernel can update the value in place if no other tensor uses its memory.
 
     Args:
         value: The initial value.
@@ -88,8 +88,8 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` in a context that can update variables.
 
     Strategies with merge calls, such as `MirroredStrategy`, update variables in
-    cross-replica context. Other strategies update them on the replica. There is
-    no public way to distinguish the two kinds of strategies.
+    cross-replica context. Other strategies update variables on the replica.
+    There is no public way to distinguish the two kinds.
     """
     if tf.distribute.in_cross_replica_context():
         return function(tf.distribute.get_strategy(), *args)
@@ -116,7 +116,8 @@ def update_each(
 
     def update(strategy: Any, *args: Any) -> None:
         # Inside `extended.update`, every variable stands for its component on
-        # the device. So a custom `update_step` may assign to other variables.
+        # the device. So a custom `update_step` may also assign to other
+        # variables.
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(variable, placed, args=values, group=False)
 
@@ -130,9 +131,9 @@ def update_by_device(
 
     Args:
         variables: Variables of the current strategy.
-        function: Called with a list of tuples, one for each component on the
-            device. A tuple has the component, and then the component's values.
-        *args: As for `update_each`.
+        function: Called with a list of tuples `(component, *values)`, one for
+            each component on the device.
+        *args: See `update_each`.
     """
 
     def update(_: Any, *args: Any) -> None:
@@ -154,9 +155,9 @@ def switch_across_replicas(
 ) -> None:
     """Call one of several functions with a replica's gradients.
 
-    Each function may reduce over replicas and update variables. Strategies with
-    merge calls cannot do either inside a replica's `tf.switch_case`. For such
-    strategies, a single `tf.switch_case` surrounds all replicas.
+    Each function may reduce over replicas and update variables. Under
+    strategies with merge calls, neither is possible inside a replica's
+    `tf.switch_case`, so a single `tf.switch_case` surrounds all replicas.
 
     Args:
         index: The position of the function to call.
@@ -177,7 +178,7 @@ def switch_across_replicas(
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
         # A reduction needs values in the branch's graph and on the replica's
-        # device. `tf.identity` copies them there.
+        # device, and `tf.identity` copies the gradients there.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -201,17 +202,17 @@ def switch_across_replicas(
 class LazyZeros(resource_variable_ops.UninitializedVariable):
     """A variable that reads as zeros, without memory, until it gets a value.
 
-    Until then, checkpoints save zeros, and assigning or restoring zeros
+    Before that, checkpoints save zeros, and assigning or restoring zeros
     allocates no memory. Call `allocate` before an operation that uses the
     variable's handle.
     """
 
     def has_value(self) -> tf.Tensor:
-        """Return whether the variable has a value, and so takes memory."""
+        """Return whether the variable has a value, which takes memory."""
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:
-        """Allocate memory, for operations that use the variable's handle."""
+        """Allocate memory before an operation uses the variable's handle."""
         if not self.has_value():
             with tf.device(self.device):
                 super().assign(tf.zeros(self.shape, self.dtype))
@@ -247,7 +248,8 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
             return tf.identity(value) if read_value else done
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # All reads call this method, except kernels that use the handle.
+        # All reads call this method, except reads by kernels, which use the
+        # handle.
         read = super()._read_variable_op
 
         def zeros() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Callbacks: monitors, backups, and callbacks on the first worker only."""
+"""Callbacks: backups, monitors, and a wrapper for callbacks on worker 0."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly

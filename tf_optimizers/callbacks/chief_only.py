@@ -1,4 +1,4 @@
-"""Calls a callback on the first worker only."""
+"""Calls a callback on worker 0 only."""
 
 import contextlib
 import functools
@@ -17,16 +17,16 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
 class ChiefOnly(keras.callbacks.Callback):
     """Calls a callback on the chief (worker 0) only.
 
-    Wrap trackers and progress bars. Unwrapped, they would show a run and a bar
-    for every worker:
+    Wrap experiment trackers and progress bars. Without `ChiefOnly`, there would
+    be one run and one bar for every worker:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
             tfo.callbacks.ChiefOnly(keras.callbacks.ProgbarLogger()),
         ])
 
-    The callback gets the logs of all workers, and may read weights. An action
-    that needs all workers raises an error: evaluating, predicting, stopping the
+    The callback gets the logs of all workers, and may read weights. Actions
+    that need all workers raise an error: evaluating, predicting, stopping the
     training, or reading state that differs between replicas. For example, a
     wrapped `ModelCheckpoint` cannot save u and v of `DGCMomentum`.
 
@@ -39,7 +39,7 @@ class ChiefOnly(keras.callbacks.Callback):
 
         tfo.callbacks.ChiefOnly(make_logger)
 
-    With `fit(verbose=0)`, Keras adds no progress bar on any worker. A
+    With `fit(verbose=0)`, Keras adds no progress bar on any worker, but a
     `keras.callbacks.ProgbarLogger` in `ChiefOnly` still shows its bar.
 
     Args:
@@ -69,8 +69,8 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Set only the hooks that the callback overrides. Keras may run
-            # callbacks in a thread if no callback overrides a batch hook.
+            # Set only the hooks that the callback overrides: if no callback
+            # overrides a batch hook, Keras may run callbacks in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":
@@ -112,10 +112,11 @@ class ChiefOnly(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def _keeping_generators() -> Iterator[None]:
-    """Restore Python's and NumPy's generators when the context ends.
+    """Restore the global generators of Python and NumPy when the context ends.
 
-    MLflow draws the name of a run. Other workers do not draw, so data that one
-    of these generators shuffles would have another order on the chief.
+    A callback may draw random numbers on the chief: MLflow draws the name of a
+    run. The other workers do not draw these numbers, so data shuffled later
+    would have another order on the chief.
 
     Use this only before the first batch is drawn: afterwards, threads that load
     data may draw at the same time, and restoring would undo their draws.
@@ -132,7 +133,7 @@ def _checked(callback: Any) -> keras.callbacks.Callback:
     if not isinstance(callback, keras.callbacks.Callback):
         raise TypeError(
             "`callback` must be a `keras.callbacks.Callback`, or a function "
-            f"that returns one. Received: callback={callback!r}. To wrap a "
-            "list of callbacks, wrap each of them."
+            f"that returns a callback. Received: callback={callback!r}. In a "
+            "list of callbacks, wrap each callback separately."
         )
     return callback

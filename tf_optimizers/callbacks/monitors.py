@@ -1,4 +1,4 @@
-"""Monitors: callbacks that measure single steps of an optimizer."""
+"""Callbacks that measure single steps of an optimizer."""
 
 import importlib.util
 import math
@@ -63,9 +63,8 @@ class Monitor(keras.callbacks.Callback):
     def optimizer(self) -> Any:
         """The model's first optimizer that the monitor can measure.
 
-        If the monitor can measure no optimizer, the model's first optimizer. If
-        the model has no optimizer, None. A `LossScaleOptimizer` is skipped, but
-        its inner optimizer is not.
+        If there is no such optimizer, this is the model's first optimizer, or
+        None. A `LossScaleOptimizer` is skipped, but its inner optimizer is not.
         """
         found = [
             each
@@ -76,7 +75,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return values from before the step that `after_step` needs."""
+        """Return the values before the step that `after_step` needs."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -100,8 +99,8 @@ class Monitor(keras.callbacks.Callback):
         if not isinstance(self.optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
             raise TypeError(
-                f"`{name}` is for {names}. Received: a model with "
-                f"`{type(self.optimizer).__name__}`."
+                f"`{name}` needs a model with {names}. Received: a model with "
+                f"`{type(self.optimizer).__name__}`. Leave the callback out."
             )
         if self.model.steps_per_execution != 1:
             raise ValueError(
@@ -137,7 +136,7 @@ class Monitor(keras.callbacks.Callback):
         self._end_step(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Put the latest figures into the history."""
+        """Add the latest figures to the history."""
         # The end of an epoch may also end a round of local steps.
         self._end_step(logs)
 
@@ -223,9 +222,10 @@ class ShardingMonitor(Monitor):
 
     The monitor adds to the logs:
 
-    - `state_bytes`: the bytes of optimizer state on the fullest replica.
-    - `state_share`: `state_bytes` divided by the bytes of the whole state. On N
-      replicas, 1 / N is the best value.
+    - `state_bytes`: the bytes of optimizer state on the replica that holds
+      most.
+    - `state_share`: `state_bytes` divided by the bytes of the whole state. The
+      best value on N replicas is 1 / N.
 
     TensorBoard also gets `state_bytes/replica <i>` for each replica i. See
     `ShardedState.memory_summary`.
@@ -252,7 +252,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes on the fullest replica, and on each replica."""
+        """Return the most bytes on a replica, and the bytes on each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)
@@ -271,14 +271,15 @@ class CompressionMonitor(Monitor):
     - `sparsity`: the share of entries that the step did not send; 0 without
       compression.
     - `sent_bytes`: the bytes that one replica sent.
-    - `residual_norm`: the L2 norm of the residuals of all replicas i: v_i of
+    - `residual_norm`: the L2 norm of all replicas' residuals: v_i of
       `DGCMomentum`, or e_i of `SparseLoCo`.
     - `residual_age`: the mean number of steps that a value stays in the
       residual before it is sent.
 
-    The age is sum |v_i| / |sum of sent entries|, in L1 norms. In a steady
-    state, this quotient is the mean waiting time (Little's law). If
-    `SparseLoCo` takes several local steps, a measurement covers a whole round.
+    The age is the L1 norm of all residuals, divided by the L1 norm of the sum
+    of sent entries. In a steady state, this quotient is the mean waiting time
+    (Little's law). If `SparseLoCo` takes several local steps, a measurement
+    covers a whole round.
 
     A measurement copies the compressed weights, and sums two numbers over all
     replicas.
@@ -317,8 +318,8 @@ class CompressionMonitor(Monitor):
     ) -> tuple[dict, dict]:
         """Return the figures for the logs, and no details."""
         start, rate, copies = before
-        # After the first step, weights with sparse gradients no longer count as
-        # compressed.
+        # Weights with sparse gradients count as compressed before the first
+        # step, but not after it.
         weights = {key: copies[key] for key in self._weights()}
         summary = self.optimizer.communication_summary(self._step() - 1)
         held = squares = moved = 0.0
@@ -343,9 +344,10 @@ class CompressionMonitor(Monitor):
         return float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        """Return three sums: of |v_i|, of v_i^2, and of |change of weights|.
+        """Return the sums of |v_i|, of v_i^2, and of |change of a weight|.
 
-        The first two sums are over all entries and replicas.
+        The first two sums are over all entries and replicas. For `SparseLoCo`,
+        v_i stands for e_i.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
@@ -368,7 +370,7 @@ class CompressionMonitor(Monitor):
         return [*sums, tf.add_n(moved)]
 
     def _weights(self) -> dict[int, tf.Tensor]:
-        """Return the compressed weights, by index of the variable."""
+        """Return the compressed weights, by the variable's index."""
         optimizer = self.optimizer
         variables = built_variables(optimizer)
         return {
@@ -384,7 +386,7 @@ class TrustRatioMonitor(Monitor):
 
     - `trust_ratio_min`, `trust_ratio_median` and `trust_ratio_max`.
     - `weight_norm`: the L2 norm of all weights before the step.
-    - `update_norm`: the L2 norm of the step's change of all weights.
+    - `update_norm`: the L2 norm of the change of all weights in the step.
 
     TensorBoard also gets `trust_ratio/<path>`, `weight_norm/<path>` and
     `update_norm/<path>` of every variable.
@@ -442,7 +444,7 @@ class TrustRatioMonitor(Monitor):
         return figures, details
 
     def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
-        """Return ratios, weight norms and update norms, [3, variables]."""
+        """Return trust ratios, weight and update norms, [3, variables]."""
         columns = [
             (
                 last_trust_ratio(self.optimizer, variable, old),

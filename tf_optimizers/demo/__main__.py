@@ -1,4 +1,4 @@
-"""Command line of the demo."""
+"""Parses the command line of the demo, and runs the parts."""
 
 import argparse
 import os
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if "gradient-compression" in options.parts:
             check_loopback()
-        # This is slow, so arguments are checked first.
+        # Loading is slow, so it comes after the checks.
         parts = load_parts(dict.fromkeys(options.parts))
         run(parts, options)
     except (LoopbackError, WorkersError) as error:
@@ -89,8 +89,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--first-seed",
         type=_first_seed,
         default=0,
-        help="the first seed; seeds set initial weights and the order of the "
-        "data (%(default)s)",
+        help="the first seed of gradient-compression; seeds set initial "
+        "weights and the order of the data (%(default)s)",
     )
     parser.add_argument(
         "--link",
@@ -124,14 +124,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _folder(text: str) -> Path:
-    """Create the folder now, so that a bad path costs no work later."""
+    """Create the folder now, so that a bad path is an error before any work."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            "must be a folder, or a path where a folder can be made. Received: "
-            f"{text} ({error.strerror}). Choose another path."
+            "must be the path of a folder that exists or can be created. "
+            f"Received: {text} ({error.strerror}). Choose another path."
         ) from error
     if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(

@@ -89,7 +89,8 @@ def prepare(data_dir: Path) -> SklearnDigits:
             # Another process may have written the complete folder first.
             if not builder.data_path.exists():
                 raise
-    # A builder reads the contents only when it is created.
+    # Create another builder, since a builder reads the folder only in its
+    # constructor.
     return SklearnDigits(data_dir=data_dir)
 
 
@@ -106,7 +107,7 @@ def read_splits(
 
     Args:
         builder: The dataset's builder.
-        parts: The name of each split in the dataset.
+        parts: The part of the dataset for each split, such as "train[:100]".
         max_pixel: The pixel value that becomes 1.
     """
 
@@ -134,8 +135,8 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches, in an order that depends only on `seed`."""
-    # The thread that tunes tf.data sleeps for longer and longer. A run waits
-    # for this thread at its end, which can double the time of the run.
+    # At its end, a run waits for the thread that tunes tf.data. This thread
+    # sleeps for longer and longer, which can double the time of the run.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tf_optimizers.demo.data import load_splits, prepare, read_splits, whole
 
-# Only a part, so that a notebook runs within minutes.
+# A part of MNIST, so that a notebook runs within minutes.
 MNIST_PARTS = {
     "train": "train[:10240]",
     "validation": "train[50000:]",
@@ -17,7 +17,8 @@ MNIST_PARTS = {
 }
 MNIST_MAX_PIXEL = 255
 
-# Without internet access, tfds retries for minutes; urlopen fails at once.
+# Without internet access, tfds retries for minutes, but urlopen fails
+# immediately.
 _DOWNLOAD = """
 import sys
 import urllib.request
@@ -29,7 +30,7 @@ tfds.builder("mnist", data_dir=sys.argv[1]).download_and_prepare()
 
 
 def fetch(data_dir: Path, limit: float = 120.0) -> str:
-    """Download MNIST or, failing that, prepare scikit-learn's digits.
+    """Download MNIST or, if this fails, prepare scikit-learn's digits.
 
     Args:
         data_dir: Folder of the dataset, written if missing.
@@ -39,7 +40,7 @@ def fetch(data_dir: Path, limit: float = 120.0) -> str:
         "mnist" or "digits".
     """
     try:
-        # In a separate process, which can be ended if the download hangs.
+        # A separate process can be killed if the download hangs.
         subprocess.run(
             [sys.executable, "-c", _DOWNLOAD, str(data_dir)],
             stdout=subprocess.DEVNULL,

@@ -8,13 +8,14 @@ half a round trip and sends them at the link's rate, in order. Bytes wait in
 memory, so TCP windows do not slow the link further. All connections of a
 forwarder share one link, as they share a host's cable.
 
-The forwarder is this file, run as a script, so that it imports nothing else:
+The forwarder is this file, run as a script, so that Python loads no other
+module of the package:
 
     python link.py '[["HOST", PORT], ...]'
 
 The script prints a port for each address. Each line of its standard input sets
 the link: the bytes per second, and the seconds of a round trip. The script
-answers with an empty line. The script ends when its standard input ends.
+answers each line with an empty line, and ends when its standard input ends.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
-GRAIN = 0.002  # Seconds that a piece takes on the link.
+GRAIN = 0.002  # The seconds that one piece of the bytes takes on the link.
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
@@ -86,8 +87,8 @@ class Forwarder:
     The forwarder ends when this process ends, even if this process is killed.
 
     Args:
-        targets: The address to forward to, for each port.
-        enter: Prefix of the command, such as one that enters a network
+        targets: The address that each port forwards to.
+        enter: A prefix of the command, for example to enter a network
             namespace.
     """
 
@@ -173,7 +174,7 @@ class Direction:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection; bytes that it receives go to the other end."""
+    """One end of a connection, which sends its bytes to the other end."""
 
     other: "End"
     transport: Any = None  # None until connected.
@@ -201,7 +202,7 @@ class End(asyncio.Protocol):
         self.data_received(b"")
 
     def send(self) -> None:
-        """Send the pieces that are due; schedule the next one."""
+        """Send the pieces that are due; schedule the next piece."""
         if self.other.transport is None:
             return
         while self._due and self._due[0][0] <= self._loop.time():
@@ -271,7 +272,7 @@ def main() -> None:
     """Forward to the addresses on the command line."""
     # The parent handles Ctrl-C, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Other selectors round each wait up to a millisecond.
+    # Other selectors round each waiting time up to whole milliseconds.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     loop.run_until_complete(serve(json.loads(sys.argv[1])))
 

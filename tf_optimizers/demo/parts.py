@@ -8,7 +8,7 @@ from types import ModuleType
 
 from tf_optimizers.demo.link import Link
 
-# Each part has a folder. One module does the work, another shows the result:
+# In each part's folder, one module does the work, and another shows the result:
 #   ..._study.run(settings, progress) -> result
 #   ..._report.table(result) -> rich.table.Table
 #   ..._report.section(result, folder) -> Markdown
@@ -35,7 +35,8 @@ class Settings:
     Args:
         seeds: int >= 2. The number of networks to train for each test
             accuracy. Slow parts train fewer.
-        first_seed: int >= 0. The first of consecutive seeds.
+        first_seed: int >= 0. The first of the consecutive seeds of
+            gradient-compression.
         link: The simulated link between workers.
         quick: Whether to run at a reduced size.
         data_dir: Folder of the dataset, written if missing.

@@ -17,12 +17,12 @@ LINES = (
     *("-", "--", "-.", ":"),
     *((0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3))),
 )
-INCHES_OF_A_NAME = 3  # The width in a legend.
+INCHES_OF_A_NAME = 3  # The width of a name in a legend.
 STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
 
 
 def line_style(number: int, name: str) -> dict[str, Any]:
-    """Return the style of the line of the optimizer with this number."""
+    """Return the line style of the optimizer with this number."""
     return {
         "label": name,
         "color": COLOURS[number],
@@ -36,7 +36,7 @@ def line_style(number: int, name: str) -> dict[str, Any]:
 def draw_runs(
     axis: Axes, x: np.ndarray, runs: np.ndarray, number: int, name: str
 ) -> None:
-    """Draw the mean of runs [runs, points] as a line, the range as a band."""
+    """Draw the mean of runs [runs, points] as a line, their range as a band."""
     style = line_style(number, name)
     style["markevery"] = max(1, len(x) // 8)
     axis.plot(x, runs.mean(axis=0), **style)

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from tf_optimizers.demo.link import LOCALHOST, Forwarder, Link
 
 ROUND_TRIPS = 20
-SECONDS = 0.5  # Time to send at the link's rate.
+SECONDS = 0.5  # How long to send bytes at the link's rate.
 CHUNK = 1 << 16
 
 
@@ -18,7 +18,7 @@ class LoopbackError(RuntimeError):
 
 
 def check_loopback() -> None:
-    """Raise an error if workers cannot reach each other."""
+    """Raise if workers of this machine cannot reach each other."""
     try:
         with socket.create_server((LOCALHOST, 0)) as server:
             socket.create_connection(server.getsockname(), 5).close()
@@ -49,7 +49,7 @@ def measure(link: Link) -> Link:
 
 
 def _seconds(connection: socket.socket, size: int) -> float:
-    """Return how long it takes to send bytes and to get them back."""
+    """Return the seconds until sent bytes have come back."""
     sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
     start, left = time.perf_counter(), size
     if size > CHUNK:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# The first worker prints these before a run's name, for the progress bar.
+# The first worker prints these marks before a run's name, for the progress bar.
 BEGIN = "begin run: "
 END = "end run: "
 
@@ -31,7 +31,7 @@ def run_workers(
         command: Module and arguments.
         workers: The number of processes.
         limit: Seconds until the workers are stopped.
-        progress: The bar. Marked lines of the first worker advance it.
+        progress: The bar, which marked lines of the first worker advance.
 
     Raises:
         WorkersError: If a worker fails, or the limit is exceeded.
@@ -59,7 +59,7 @@ def run_workers(
             code = process.wait()
         finally:
             timer.cancel()
-            # If the launcher still runs, it now ends its workers.
+            # If the launcher still runs, SIGTERM makes it end its workers.
             process.terminate()
     if code == 0:
         return

@@ -1,4 +1,4 @@
-"""Counts the bytes that this process has sent to others."""
+"""Counts the bytes that this process has sent to other processes."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ _sent_by_socket: dict[str, int] = {}
 def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
-    Packet headers and retransmissions do not count. A closed socket counts with
-    its bytes at the previous call.
+    Packet headers and retransmissions do not count. The bytes of a closed
+    socket are those that the previous call has counted.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux
@@ -45,7 +45,7 @@ def _is_counted() -> bool:
 
 
 def _sent(file: int) -> int:
-    # This is a duplicate: closing it leaves the socket open.
+    # `own` is a duplicate, so closing `own` leaves the socket open.
     with socket.fromfd(file, socket.AF_INET, socket.SOCK_STREAM) as own:
         sent, sent_again = _INFO.unpack(_info(own))
     return sent - sent_again

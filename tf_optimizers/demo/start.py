@@ -15,7 +15,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 def load_parts(names: Iterable[str]) -> Parts:
     """Import TensorFlow and parts of the demo; start TensorFlow's devices."""
-    # Once TensorFlow has started, it prints only errors.
+    # Once TensorFlow has read this level, it prints only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():
         parts = {name: load_part(name) for name in names}
@@ -29,8 +29,8 @@ def load_parts(names: Iterable[str]) -> Parts:
 def hidden_unless_it_fails() -> Iterator[None]:
     """Hide stderr, and show it if an exception is raised.
 
-    TensorFlow's libraries write directly to stderr, in part before they have
-    read a log level.
+    TensorFlow's libraries write directly to stderr, and write some messages
+    before they have read a log level.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:

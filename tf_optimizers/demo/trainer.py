@@ -23,7 +23,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self) -> None:
-        """Create the schedule; `set` chooses its numbers."""
+        """Create the schedule; `set` chooses the peak and the length."""
         self.peak = keras.Variable(0.0, trainable=False)
         self.steps = keras.Variable(1.0, trainable=False)
 

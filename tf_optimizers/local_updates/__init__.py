@@ -1,1 +1,1 @@
-"""Takes the local steps of SparseLoCo, and synchronizes the weights."""
+"""Takes the local steps of `SparseLoCo`, and synchronizes the weights."""

@@ -19,7 +19,7 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, steppers
 
-# Runs of fewer rounds end with large residuals.
+# A run of fewer rounds may end with large residuals.
 _FEWEST_ROUNDS = 100
 
 
@@ -41,12 +41,12 @@ def _check_saved(model: keras.Model) -> None:
 class CommonWeights(keras.callbacks.Callback):
     """Synchronizes weights before Keras or other callbacks read them.
 
-    The moving statistics of `BatchNormalization` become their mean over
+    Each moving statistic of `BatchNormalization` becomes its mean over
     replicas.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Raise if a layer would make weights diverge permanently."""
+        """Raise if a layer would make weights differ permanently."""
         check_layers(layers_of(self.model))
 
     def on_epoch_end(
@@ -56,7 +56,7 @@ class CommonWeights(keras.callbacks.Callback):
         self._synchronize()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize before an evaluation, including those of `fit`."""
+        """Synchronize before an evaluation, including evaluations in `fit`."""
         self._synchronize()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -98,7 +98,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._rounds += self._rounds_of(self._updates - updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn if the run was too short and its length was not known before."""
+        """Warn if a run whose length was not known before was too short."""
         if not self._is_checked:
             self._check(self._rounds)
 
@@ -120,9 +120,9 @@ class EnoughRounds(keras.callbacks.Callback):
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with "
-                f"sync_every={self._optimizer.sync_every}. Lower `sync_every` "
-                "or `sparsity`, or train for longer, so that deferred updates "
-                "have time to be sent.",
+                f"sync_every={self._optimizer.sync_every}. To send most "
+                "updates before the run ends, lower `sync_every` or "
+                "`sparsity`, or train for longer.",
                 stacklevel=2,
             )
 
@@ -131,8 +131,8 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the statistics of `BatchNormalization`, even of frozen layers.
 
     A step that was traced before a layer was frozen still changes the layer's
-    statistics. Under our strategy, the list is empty: the strategy averages all
-    variables that steps assign.
+    statistics. Under `SparseMultiWorkerMirroredStrategy`, the list is empty,
+    because the strategy averages all variables that steps assign.
     """
     if replicas_of(model.distribute_strategy).averages_statistics:
         return []

@@ -18,9 +18,9 @@ from tf_optimizers.wrapped import wrapped_optimizers
 class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
-    Each replica has its own state of the optimizer. Outside of replicas,
-    reading the state returns the mean over replicas, and assigning to the state
-    changes it on all replicas.
+    Each replica has its own state of the optimizer. Outside of replicas, a read
+    of the state returns the mean over replicas, and an assignment changes the
+    state on all replicas.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -28,19 +28,19 @@ class LocalSteps(InnerSteps):
         with replaced(self._names), _own_state():
             self._optimizer.build(self._variables)
         for variable in self._optimizer.variables:
-            # In a replica, `build` assigns to this replica's component only.
+            # On a replica, `build` assigns only to this replica's component.
             first, *others = strategy.experimental_local_results(variable.value)
             for other in others:
                 other.assign(first)
 
     def variable_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for creating variables of the weights' size."""
+        """Return a scope for creating variables as large as weights."""
         if self._is_hosted():
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
     def tensor_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for computing tensors of the weights' size."""
+        """Return a scope for computing tensors as large as weights."""
         if self._is_hosted():
             return tf.device(HOST)
         return contextlib.nullcontext()
@@ -65,8 +65,8 @@ class LocalSteps(InnerSteps):
             gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
             indices: Positions of the variables among all variables.
-            updates: The number of earlier updates. The `iterations` of the
-                inner optimizer are set to this number.
+            updates: The number of earlier updates, for the `iterations` of the
+                inner optimizer.
         """
         for each in wrapped_optimizers(self._optimizer):
             own_component(each.iterations).assign(updates)

@@ -1,16 +1,17 @@
-"""Counts rounds of local steps, and keeps the weights at the start of each.
+"""Counts local steps, and keeps the weights from the start of each round.
 
     round begins         local steps              synchronization
     start <- w_i    ──   w_i <- inner step   ──   pseudo-gradient = start - w_i
                          (`steps` times)          w_i <- start
                                                   exchange; update w_i
 
-Here w_i are the weights of replica i. A round ends early if weights are about
-to be read.
+Here w_i are the weights of replica i. A round ends early before weights are
+read.
 
 If entries travel while the next round runs, replicas continue from their own
-weights, and `start` becomes two variables. `common` has the same weights on all
-replicas, and `base` has the weights from which a replica's local steps began:
+weights, and two variables replace `start`. `common` holds the same weights on
+all replicas, and `base` holds the weights from which a replica's local steps
+began:
 
     round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
@@ -39,11 +40,11 @@ Choice: TypeAlias = tuple[bool, ...]  # Whether each variable is chosen.
 class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
-    A round starts from the current weights: a callback may have changed them
-    since the last round.
+    A round starts from the current weights, since a callback may have changed
+    the weights after the last round.
 
     Args:
-        optimizer: The optimizer. Its variables hold this state.
+        optimizer: The optimizer, which owns the variables of this object.
         variables: All variables that the optimizer updates.
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
@@ -77,8 +78,8 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # Which variables have moved in this round. This is not saved, so in a
-        # round that continues after a restart, all variables count as moved.
+        # Whether each variable has moved in this round. This is not saved, so
+        # after a restart, all variables count as moved until the round ends.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -92,7 +93,7 @@ class Rounds:
         return int(tf.convert_to_tensor(self._taken.value))
 
     def left(self) -> tf.Tensor:
-        """Return how many local steps of the round are left, as a tensor."""
+        """Return the number of local steps left in the round, int64."""
         taken = tf.convert_to_tensor(self._taken.value)
         return self.steps - (taken % self.steps if self._overlaps else taken)
 
@@ -124,7 +125,7 @@ class Rounds:
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return which variables may have moved.
+        """Return whether each variable may have moved, as 0 or 1.
 
         In a round that continues after a restart, all variables may have moved.
         """
@@ -136,10 +137,10 @@ class Rounds:
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return choices of variables to exchange, and whether each is due.
 
-        The usual choice includes the variables that are not frozen, and the
-        variables of the step that is traced. But a step that was traced before
-        a variable was frozen may have moved that variable in this round. In
-        this case, all variables are due.
+        The usual choice is the variables that are not frozen, and the variables
+        of the step that is being traced. But a step that was traced before a
+        variable was frozen may have moved that variable in this round. If so,
+        all variables are due.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -161,8 +162,8 @@ class Rounds:
         taken = own_component(self._taken)
         taken.assign_add(1)
         if self._overlaps:
-            # `taken` also counts the steps of earlier rounds: it is 0 only
-            # while all replicas have the same weights.
+            # With overlap, `taken` also counts the steps of earlier rounds, so
+            # that it is 0 only while all replicas have the same weights.
             return taken % self.steps == 0
         return taken >= self.steps
 
@@ -196,7 +197,7 @@ class Rounds:
         choice: Choice,
         ahead: Sequence[tf.Tensor],
     ) -> None:
-        """Begin a round from this replica's own weights, `common - ahead`."""
+        """Begin a round from the weights `common - ahead` of this replica."""
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):
@@ -222,9 +223,9 @@ class Rounds:
     ) -> None:
         """Call `end` on every replica, with a choice of variables to exchange.
 
-        The choice includes the variables that are not frozen or that have moved
-        in this round. `end` is traced once for each choice and each value of
-        `sparse`, which identifies the variables with sparse gradients.
+        The choice is the variables that are not frozen or have moved in this
+        round. `end` is traced once for each choice and each value of `sparse`,
+        which identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._known(taken, components(self._moved)[0].read_value())
@@ -239,7 +240,7 @@ class Rounds:
     def call(
         self, key: Hashable, run: Callable, function: Callable, *args: tf.Tensor
     ) -> None:
-        """Call a function on every replica, traced once for each key."""
+        """Call a function on every replica; trace it once for each key."""
         if key not in self._functions:
             self._functions[key] = tf.function(
                 lambda *args: run(function, args), autograph=False

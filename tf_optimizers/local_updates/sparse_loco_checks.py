@@ -1,4 +1,4 @@
-"""Checks the arguments of SparseLoCo, and its inner optimizer."""
+"""Checks the arguments of `SparseLoCo`, and its inner optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,8 +16,7 @@ from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# Arguments that only the inner optimizer takes, and arguments that only
-# `SparseLoCo` takes.
+# Arguments for the inner optimizer only, and for `SparseLoCo` only.
 OF_THE_INNER = (
     "learning_rate",
     "weight_decay",
@@ -30,8 +29,7 @@ _OF_THE_OUTER = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# The config's key for the names of the variables that the inner optimizer
-# excludes from weight decay.
+# The config's key for the names of variables without weight decay.
 NAMES = "excluded_names"
 # Keras's optimizers that compute new weights only from their own state.
 _ABSOLUTE = tuple(
@@ -45,9 +43,9 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
     """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        The variables that the inner optimizer excludes from weight decay. The
-        config of `SparseLoCo` holds their names, since the config of the inner
-        optimizer does not. The names are removed from `arguments`.
+        The variables without weight decay. Their names are removed from
+        `arguments`. The config of `SparseLoCo` holds the names, since the
+        config of the inner optimizer does not.
     """
     hint = "Pass it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
@@ -71,9 +69,9 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must step from the current weights. Received: "
-            f"`{name}`, which recomputes all weights from its own state, and "
-            "so would repeat updates that are still to be sent. Use "
-            "`keras.optimizers.AdamW` or another optimizer."
+            f"`{name}`, which computes the weights from its own state alone, "
+            "and would repeat updates that have not been sent yet. Use another "
+            "optimizer, such as `keras.optimizers.AdamW`."
         )
     for argument in _OF_THE_OUTER:
         given = getattr(part, argument, None)
@@ -93,8 +91,8 @@ def check_under(
 ) -> None:
     """Raise if an inner optimizer cannot run under a strategy.
 
-    Called before and after the inner optimizer is built, because a callable
-    passed to `MultiOptimizer` chooses the optimizers in `build`.
+    Call this before and after the inner optimizer is built, because a callable
+    in `MultiOptimizer` chooses optimizers during `build`.
     """
     count = 0
     if variables:
@@ -127,13 +125,13 @@ def check_excluded(variables: Sequence[Any]) -> None:
         if is_half(variable.dtype):
             raise ValueError(
                 "`var_list` must not hold float16 or bfloat16 variables, since "
-                "their float32 copies are decayed instead. Received: "
+                "weight decay applies to their float32 copies. Received: "
                 f"{variable.name}. Pass its name in `var_names`."
             )
 
 
 def check_averaged(sync_every: int, use_ema: bool) -> None:
-    """Raise if averages would follow weights that differ between replicas."""
+    """Raise if `use_ema` would average weights that differ by replica."""
     if sync_every > 1 and use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
@@ -156,18 +154,18 @@ def check_later(overlap: bool, strategy: tf.distribute.Strategy) -> None:
     """Raise if entries cannot travel while steps of a strategy run."""
     if overlap and not replicas_of(strategy).exchanges_later:
         raise ValueError(
-            "`overlap` needs a `tfo.SparseMultiWorkerMirroredStrategy`, which "
-            "also runs in a single process. Received: overlap=True, under "
-            f"{type(strategy).__name__}. Create the optimizer in `with "
-            "strategy.scope():`, or leave `overlap` out."
+            "`overlap` needs a `tfo.SparseMultiWorkerMirroredStrategy`. "
+            f"Received: overlap=True, under {type(strategy).__name__}. Create "
+            "the optimizer in the scope of such a strategy, which also runs in "
+            "a single process, or leave `overlap` out."
         )
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer assigns its weights before a step.
 
-    The layer would assign different values on each replica, before a round has
-    stored the common weights.
+    Before a round has stored the common weights, the layer would assign
+    different values on each replica.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
@@ -175,13 +173,13 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
                 "Layers must not assign their own weights if `sync_every` is "
                 f"above 1. Received: `{type(layer).__name__}` '{layer.name}', "
                 "which divides its kernel by a norm that differs between "
-                "replicas. Pass `sync_every=1` to `SparseLoCo`, or leave the "
-                "layer out."
+                "replicas. Pass `sync_every=1` to `SparseLoCo`, or remove the "
+                "layer."
             )
 
 
 def check_outside() -> None:
-    """Raise if called in a replica, or while a function is traced."""
+    """Raise if called on a replica, or while a function is traced."""
     if not tf.executing_eagerly() or (
         tf.distribute.has_strategy()
         and not tf.distribute.in_cross_replica_context()
@@ -200,8 +198,8 @@ def check_common(optimizer: Any) -> None:
         raise RuntimeError(
             "Weights must be the same on all replicas to be saved. Received: a "
             f"save after {rounds.taken % rounds.steps or rounds.steps} of "
-            f"{rounds.steps} local steps. Call "
-            "`optimizer.synchronize()` first, on every worker; save at the end "
-            "of an epoch; or use `tfo.callbacks.BackupAndRestore`, which can "
-            "back up after any step."
+            f"{rounds.steps} local steps. Call `optimizer.synchronize()` "
+            "first, on every worker. Or save at the end of an epoch, or use "
+            "`tfo.callbacks.BackupAndRestore`, which can back up after any "
+            "step."
         )

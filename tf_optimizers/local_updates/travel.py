@@ -17,7 +17,7 @@ from tf_optimizers.replicas import effects_of, replicas_of
 
 
 class Travel:
-    """Exchanges the entries of an optimizer while its local steps run.
+    """Exchanges an optimizer's entries while the next local steps run.
 
     Args:
         optimizer: A `SparseLoCo`.
@@ -39,10 +39,12 @@ class Travel:
         due: Sequence[tuple[Choice, tf.Tensor]],
         stepped: Sequence[tf.Variable],
     ) -> None:
-        """If a round is over, start to send its entries; call this in a step.
+        """Start to send a round's entries, if the round is over.
+
+        Call this in a step.
 
         Args:
-            due: Choices of variables, and whether each is due.
+            due: Choices of variables, and whether each choice is due.
             stepped: The variables of the step.
         """
         self._optimizer._compressor.allocate()
@@ -69,15 +71,15 @@ class Travel:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # Collectives are not in this branch: to start a call, a replica
-            # waits for the other replicas of its process, and a collective
-            # here could wait for this replica.
+            # This branch has no collectives: to start a call, a replica waits
+            # for the other replicas of its process, and a collective on one of
+            # those replicas could wait for this replica.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(
         self, choice: Choice, stepped: Sequence[tf.Variable]
     ) -> None:
-        """Add the changes of weights to residuals; let the next round begin."""
+        """Add the weights' changes to the residuals; begin the next round."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
         weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
@@ -96,10 +98,10 @@ class Travel:
     def _parts(
         self, variables: Sequence[tf.Variable]
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return the indices of variables, and two lists of positions.
+        """Return the variables' indices, and two lists of positions.
 
-        The first list has the positions of compressed variables, and the second
-        list has all other positions.
+        The first list has the positions of compressed variables in `variables`,
+        and the second list has all other positions.
         """
         compressed = self._optimizer._compressor.compressed
         indices = [variable_index(self._optimizer, each) for each in variables]
@@ -111,12 +113,12 @@ class Travel:
         """Exchange the entries of chosen variables after a round has ended.
 
         Args:
-            argument: int64 [2]: the `iterations` of the optimizer at the end of
-                the round, and the place of the choice in `_choices`.
+            argument: int64 [2]. The `iterations` of the optimizer at the end of
+                the round, and the index of the choice in `_choices`.
         """
         updates, place = tf.unstack(argument)
         choice = self._choices[int(place)]
-        # Our strategy's own `run` would record this as a step.
+        # The strategy's own `run` would count this exchange as a step.
         run = functools.partial(tf.distribute.Strategy.run, self._strategy)
 
         def exchange(updates: tf.Tensor) -> None:

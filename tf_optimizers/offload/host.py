@@ -27,8 +27,9 @@ HOST = "/CPU:0"
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. Keras would divide a plain tensor
-    on the model's device, and allocate a second gradient there.
+    Keras divides gradients by the loss scale. If a gradient were a plain
+    tensor, Keras would divide it on the model's device, and allocate a second
+    gradient there.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
@@ -44,10 +45,10 @@ class HostGradient:
 class OnHost:
     """Keeps state once per worker, for all of its replicas.
 
-    Under strategies that merge replicas to update variables, one thread does
-    the work. Under other strategies, the replicas trace the same code into one
-    graph, one after another. There, the first replica does the work, and the
-    other replicas get its tensors.
+    Under strategies that merge replicas to update variables, a single thread
+    steps. Under other strategies, the replicas trace the same code into one
+    graph, one after another. There, the first replica steps, and the other
+    replicas use its tensors.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class OnHost:
         return averages
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function` on one replica of this worker, on behalf of all.
+        """Call `function` on one replica, for all replicas of this worker.
 
         Args:
             key: Identifies the call within the step.
@@ -115,7 +116,7 @@ def variables_on_host() -> Iterator[None]:
     ) -> tf.Variable:
 
         def value() -> tf.Tensor:
-            # TensorFlow calls this outside of any device scope.
+            # TensorFlow calls this function outside of any device scope.
             with tf.device(HOST):
                 return initial_value()
 
@@ -158,11 +159,11 @@ def in_place(
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
-    `old` was copied from another device, so TensorFlow has allocated it in
-    pinned memory. From memory that is not pinned, a copy to a GPU takes five
-    times as long.
+    `old` was copied from another device, so its memory is pinned. The copy of
+    the result to a GPU would take five times as long from memory that is not
+    pinned.
     """
-    # Under XLA, all tensors are on this device, and XLA chooses the memory.
+    # Under XLA, all tensors are on one device, and XLA chooses the memory.
     if in_xla():
         return compiled(kernel, old, constants)(old, *args)
     like = tf.TensorSpec(old.shape, old.dtype)

@@ -1,4 +1,4 @@
-"""Keeps state on the host, and steps there, once per worker process."""
+"""Keeps state and steps on the host, once per worker process."""
 
 import contextlib
 import math
@@ -37,12 +37,12 @@ from tf_optimizers.offload.host import (
 )
 from tf_optimizers.replicas import replicas_of
 
-# Only `_AT_ONCE` variables of at least this many elements are stepped at the
-# same time, so that the first changes are sent back while other variables are
-# stepped.
+# A variable with at least this many elements is large. At most `_AT_ONCE` large
+# variables are stepped at the same time, so that the first changes are sent
+# back while other variables are stepped.
 _LARGE = 1 << 18
-# This many steps use all processors: XLA runs a memory-bound kernel on
-# sqrt(processors) threads (TensorFlow 2.21).
+# This many steps at the same time use all processors: XLA runs a memory-bound
+# kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
@@ -81,7 +81,7 @@ class HostOptimizer(Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Send gradients to the host, unless replicas exchange them first."""
+        """Send gradients to the host, unless replicas first exchange them."""
         check_not_compiled(type(self).__name__, variables)
         if replicas_of().count > 1:
             return super()._cast(gradients, variables)
@@ -140,7 +140,8 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # Dtypes must equal those of `step`; under XLA, shapes as well.
+                # The dtypes must be those of the results of `step`. Under XLA,
+                # the shapes must be the same, too.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)
@@ -152,7 +153,7 @@ class HostOptimizer(Optimizer):
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Called before `tf.cond`: inside it, each replica has its own graph.
+        # Call `once` before `tf.cond`, where each replica has its own graph.
         changes = self._placement.once("step", work)
         with tf.device(HOST):
             tf.cond(
@@ -164,8 +165,8 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Step on the host; return the changes for variables elsewhere."""
-        # The two variables are read on their own devices, not on the host.
+        """Step on the host; return the changes of variables elsewhere."""
+        # These variables are read on their own devices, not on the host.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
@@ -204,7 +205,7 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that waits for all but the last `_AT_ONCE` - 1 changes."""
+    """Return a scope that waits until fewer than `_AT_ONCE` steps still run."""
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
         changes[last : last + 1] if last >= 0 else []

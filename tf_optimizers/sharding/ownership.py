@@ -11,11 +11,11 @@ import tensorflow as tf
 from tf_optimizers._compat.owned import Rows
 
 # The largest load without a warning, relative to the mean load. If all
-# variables can be split, no load exceeds this limit: a variable that is not
-# split has at most half of the mean load.
+# variables can be split, no load exceeds this limit, because a variable that
+# is not split has at most half of the mean load.
 _LARGEST_LOAD = 1.5
-# Keras's elementwise optimizers. In these, the step of an entry depends on no
-# other entry.
+# Keras's elementwise optimizers, where the step of an entry depends on no other
+# entry.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (
@@ -27,7 +27,7 @@ _ELEMENTWISE = tuple(
 
 
 class Piece(NamedTuple):
-    """Some rows of a variable, or all of it, and the replica that owns them."""
+    """A variable or some of its rows, and the replica that owns this piece."""
 
     position: int  # The variable's index.
     owner: int  # The replica's rank.
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """The index of the rows in the variable."""
+        """The index that selects the piece's rows in the variable."""
         return ... if self.ends is None else slice(*self.ends)
 
 

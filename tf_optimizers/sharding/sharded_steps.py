@@ -1,4 +1,4 @@
-"""Steps the pieces that a replica owns, and sends the results to the others."""
+"""Steps the pieces that this replica owns, and sends them to all replicas."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +127,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the weight to step; if it is split, a copy of the rows."""
+        """Return the weight to step or, if it is split, a copy of its rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -145,7 +145,7 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
-            # Schedules count micro-batches; steps count updates.
+            # Schedules count micro-batches, but the step must count updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)
@@ -187,7 +187,7 @@ class ShardedSteps:
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip gradients by their norms, or global norm, over all replicas."""
+        """Clip gradients by their norms or global norm over all replicas."""
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -228,8 +228,8 @@ class ShardedSteps:
         """Set variables to their averages, outside of `strategy.run`.
 
         Keras passes the variables that are trainable now, even if the optimizer
-        does not know them. A traced step still updates variables that were
-        frozen after the trace. So these frozen variables are set, too.
+        does not update them. A traced step still updates variables that were
+        frozen after the trace, so this method sets these variables, too.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):
@@ -253,8 +253,8 @@ class ShardedSteps:
         Args:
             pieces: The pieces to send.
             weights: The weights that this replica has stepped.
-            stepped: The position of any variable that was stepped. Its first
-                owner sends state that belongs to no variable.
+            stepped: The position of any variable that was stepped. The first
+                owner of this variable sends state that belongs to no variable.
         """
         whole = [own_component(variable) for variable in self._variables]
         state = [own_component(variable) for variable, _ in self._replicated]

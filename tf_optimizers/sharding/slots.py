@@ -23,9 +23,9 @@ class Slots:
     variable. State created in a loop over the variables belongs to the loop's
     current variable. Only the owners of a variable hold such state, each for
     its own rows. State that belongs to no variable is replicated: every replica
-    holds all of it. State whose shape differs from that of its variable is
-    replicated, too, if the variable is split by rows. Gradient accumulators are
-    neither: every replica holds its own sums.
+    holds all of it. If a variable is split by rows, its state of another shape
+    is replicated, too. Gradient accumulators are neither owned nor replicated:
+    every replica holds its own sums.
 
     Args:
         strategy: The strategy.
@@ -35,9 +35,9 @@ class Slots:
 
     Attributes:
         owned: Pairs of a slot and a piece of the slot's variable.
-        replicated: A pair for each replicated state variable: the state, and
-            the position of the model's variable that it belongs to. The
-            position is None if the state belongs to no variable.
+        replicated: Pairs of a replicated state variable, and the position of
+            the model's variable that the state belongs to. The position is None
+            if the state belongs to no variable.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        # The position of the variable that a loop has reached, and the position
-        # of the variable that `add_variable_from_reference` refers to.
+        # The position of a loop's current variable, and the position of the
+        # variable that `add_variable_from_reference` refers to.
         self._looped: int | None = None
         self._referred: int | None = None
 
@@ -79,8 +79,8 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # TensorFlow must call this creator before the strategy's creator, and
-        # before those of optimizers with state on the host.
+        # TensorFlow must call this creator before the creators of the strategy
+        # and of optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)

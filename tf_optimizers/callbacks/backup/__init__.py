@@ -1,1 +1,1 @@
-"""Backs up runs, and resumes them."""
+"""Backs up and resumes runs."""

@@ -47,13 +47,13 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # Complete generations, newest first.
+        self._whole: list[int] = []  # Intact backups, newest first.
         self._known: set[int] | None = None  # Generations seen so far.
         self._group = group
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker cannot write, or does not see others' files."""
+        """Raise if a worker cannot write, or not see other workers' files."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -146,7 +146,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore one section of the state; `content` is from `newest`."""
+        """Restore one section of the state from a result of `newest`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas
@@ -177,8 +177,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete all backups if all variables are finite.
 
-        Returns whether the backups were deleted. Worker 0 deletes the backups
-        once all workers have called this method, and no longer need a backup.
+        Returns whether the backups were deleted. Worker 0 deletes them once all
+        workers have called this method, and so no longer need a backup.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -197,12 +197,12 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups; if this fails, only warn: the run is over."""
+        """Delete all backups; on failure, only warn, since the run is over."""
         try:
             self._folder.keep([])
         except OSError as error:
             warnings.warn(
-                "Backups must be deletable when a run ends. Received: "
+                "When a run ends, its backups must be deletable. Received: "
                 f"{error}. Delete the backups in {str(self._folder.path)!r} "
                 "before you start the run again.",
                 stacklevel=3,

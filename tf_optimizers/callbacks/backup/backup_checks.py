@@ -1,7 +1,7 @@
 """Checks the arguments of `BackupAndRestore`, and the state of a run.
 
-Functions that take a `group` exchange messages: all workers must call them in
-the same order, and get the same results.
+Functions with an argument `group` exchange messages. All workers must call
+these functions in the same order, and get the same results.
 """
 
 import os
@@ -44,7 +44,7 @@ def check_frequency(value: Any) -> str | int:
 
 
 def check_name(value: Any) -> str | None:
-    """Check and return the name of a run, or None."""
+    """Check `name`; return the name of a run, or None."""
     message = (
         f"`name` must be a non-empty string or None. Received: name={value!r}."
     )
@@ -56,7 +56,7 @@ def check_name(value: Any) -> str | None:
 
 
 def gather(group: ReplicaGroup, statement: Any) -> list[Any]:
-    """Return the `statement`, a JSON value, of each worker."""
+    """Return every worker's `statement`, a JSON value."""
     hint = "Pass `BackupAndRestore` to `fit` on every worker."
     return group.agree("a backup", statement, hint)
 
@@ -111,7 +111,7 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if no epoch is left, or if the length of epochs changed.
+    """Yield warnings if no epoch is left, or if epochs have another length.
 
     Args:
         content: The content of the backup.
@@ -130,10 +130,10 @@ def warnings_of_lengths(
         yield (
             "An epoch that is resumed in its middle must have the same number "
             f"of batches as before. Received: {steps} batches, and {before} "
-            f"when the backup was made. The first {content['batch']} batches "
-            "are skipped anyway. If the batch size has changed, some rows are "
-            "missed or repeated. Pass the previous batch size, or back up with "
-            '`save_freq="epoch"`.'
+            f"when the backup was made. `fit` still skips the first "
+            f"{content['batch']} batches. If the batch size has changed, some "
+            "rows are missed or repeated. Pass the previous batch size, or "
+            'back up with `save_freq="epoch"`.'
         )
 
 
@@ -142,7 +142,7 @@ def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
     others = folder.others()
     if others and name is None:
         yield (
-            "A backup must be of this `fit` to be restored. Received: "
+            "`fit` restores only backups of the same name. Received: "
             f"backup_dir={str(folder.path)!r}, with backups of {others}, while "
             f"this `fit` is {folder.name!r}. This `fit` starts from the "
             "beginning, and keeps these backups. To resume from one of them, "

@@ -38,8 +38,8 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# For each folder, how many `fit` calls of this process have ended and deleted
-# their backups. A restarted script reaches the same counts.
+# The number of `fit` calls of this process that have ended and deleted their
+# backups, by folder. A restarted script reaches the same numbers.
 _ENDED: Counter[str] = Counter()
 
 
@@ -56,14 +56,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     and the number of replicas on each worker are the same as before, every
     replica gets its own state back. The run then continues bit for bit as if it
     had not been interrupted. To resume in the middle of an epoch, `fit` draws
-    the batches that were already seen, and drops them.
+    and drops the batches that the run has already seen.
 
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
     evenly, and keep their totals to float32 accuracy. Other numbers that
-    differ between replicas are averaged: the state inside `SparseLoCo`, the
-    weights in the middle of its local steps, the statistics of
-    `BatchNormalization`.
+    differ between replicas are averaged: the inner optimizer's state of
+    `SparseLoCo`, the weights between its synchronizations, and the statistics
+    of `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
@@ -73,25 +73,24 @@ class BackupAndRestore(keras.callbacks.Callback):
     hold no code.
 
     If any worker gets SIGTERM, for example before its machine is preempted, all
-    workers stop after the same step, write a backup, and exit with code 143.
-    Start the script again to resume; `--max-restarts` of the launcher does this
-    for you.
+    workers stop after the same step, write a backup, and exit with code 143. To
+    resume, start the script again; the launcher does so with `--max-restarts`.
 
     A resumed epoch sees the same batches as an uninterrupted epoch if the data
-    of an epoch do not depend on earlier epochs: use `shuffle=False`, or a
-    `tf.data.Dataset.shuffle` that has a `seed` and
+    of an epoch do not depend on earlier epochs. So use `shuffle=False`, or a
+    `tf.data.Dataset.shuffle` with a `seed` and
     `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
     that spans several epochs, the data start from the beginning, as they do
     with Keras's own `initial_epoch`.
 
     The learning rate is part of the state. If you have changed the learning
-    rate in the script since the run began, the new rate applies, with a
+    rate in the script since the run began, `fit` uses the new rate, with a
     warning.
 
     Callbacks run in the order of their list. Put callbacks that change the
     model at the end of an epoch, such as `ReduceLROnPlateau`, before
-    `BackupAndRestore`, and `SwapEMAWeights` after it. Other callbacks also see
-    the batches that are drawn and dropped.
+    `BackupAndRestore`, and `SwapEMAWeights` after it. The dropped batches of a
+    resumed epoch call the other callbacks, too.
 
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
     continue where they stopped. Random numbers of `tf.random`, NumPy and Python
@@ -112,21 +111,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: "epoch" or int >= 1. "epoch" backs up at the end of every
             epoch. An integer is the number of batches from one backup to the
             next. Defaults to `"epoch"`.
-        double_checkpoint: bool. Whether to keep the previous backup, too. If
+        double_checkpoint: bool. Whether to also keep the previous backup. If
             the newest backup is damaged, `fit` restores the previous backup,
             with a warning. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
-            ended with finite variables. Backups of a run with more epochs than
-            this `fit` are kept. Defaults to `True`.
-        name: str or None. The name of the run. Runs that share a folder leave
-            each other's backups alone. Defaults to `None`: the first `fit` of a
-            process with this folder is "fit 1". Once this `fit` has ended and
-            deleted its backups, the next `fit` is "fit 2", and so on. If the
-            backups are kept, the next `fit` continues from them.
+            ended with finite variables. A backup from a later epoch than the
+            last epoch of this `fit` is kept. Defaults to `True`.
+        name: str or None. The name of the run. Runs with other names in the
+            same folder keep their backups. Defaults to `None`: the first `fit`
+            of a process with this folder is "fit 1". Once this `fit` has ended
+            and deleted its backups, the next `fit` is "fit 2", and so on. If
+            the backups are kept, the next `fit` continues from them.
         on_preemption: bool. Whether SIGTERM to any worker makes all workers
-            back up at a common step, and exit with code 143. If the script has
-            its own handler for SIGTERM, that handler is called instead. Must be
-            the same on all workers. Defaults to `True`.
+            back up after the same step, and exit with code 143. If the script
+            has its own handler for SIGTERM, that handler is called instead.
+            Must be the same on all workers. Defaults to `True`.
 
     Raises:
         TypeError: If an argument or the strategy has the wrong type.
@@ -134,10 +133,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             another model or optimizer, or has seen more batches of an epoch
             than the epoch now has, or was made in the middle of an
             execution of `steps_per_execution` batches.
-        RuntimeError: If a backup cannot be written or read, if all are
+        RuntimeError: If a backup cannot be written or read, if all backups are
             damaged, if a variable is not finite, if weights differ between
             workers, if workers do not share the folder, or if another process
-            has made backups in the folder in the meantime.
+            has made backups of this run in the meantime.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -182,9 +181,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         for name in build_optimizers(model):
             raise ValueError(
                 "All optimizers of a model must be built to be restored. "
-                f"Received: `{name}` of {model.name}, not built. Before `fit`, "
-                f"call `model.{name}.build(variables)` in the strategy's "
-                "scope, with the variables that the optimizer updates."
+                f"Received: `{name}` of {model.name} is not built. Before "
+                f"`fit`, call `model.{name}.build(variables)` in the "
+                "strategy's scope, with the variables that the optimizer "
+                "updates."
             )
         state = State(model)
         self._group = replicas_of(model.distribute_strategy)
@@ -242,7 +242,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._preemption is not None and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
-            # While batches are skipped, the backup is still the newest state.
+            # While batches are skipped, the last backup is still up to date.
             self._leave(self._skip is None or self._skip.remaining <= 0)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -268,16 +268,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # A proper end may leave fewer batches than an execution has: in an
-            # epoch of unknown length, the backup counted the last execution as
-            # a full execution.
+            # In an epoch of unknown length, the backup counted the last
+            # execution as a full execution. So at the end of the epoch, fewer
+            # batches than a full execution may remain to be skipped.
             if skip.remaining >= self.model.steps_per_execution:
-                # The backup is still the newest state.
+                # No batch was new: the last backup is still up to date.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # Metrics hold results of validation.
+            self.model.reset_metrics()  # Validation has left its results.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True
@@ -324,15 +324,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # A backup from later than this `fit` ends belongs to a longer run: this
-        # `fit` makes no step, and keeps the backup.
+        # A backup from after the end of this `fit` belongs to a longer run, so
+        # this `fit` makes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
         """Restore the state again once the resumed epoch has begun.
 
-        Since `fit` began, callbacks may have changed the state, for example the
+        After `fit` began, callbacks may have changed the state, for example the
         learning rate.
         """
         self._archive.restore(content, "lasting")

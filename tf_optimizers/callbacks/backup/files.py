@@ -1,15 +1,15 @@
 """Writes backups atomically, and verifies them when it reads them.
 
-A folder holds generations of backups, numbered from 1:
+A folder holds backups, called generations, which are numbered from 1:
 
-    00000007.json          its description, with the digests of the files below
-    00000007.worker-0.npz  arrays, by name
+    00000007.json          the description, with the digests of the other files
+    00000007.worker-0.npz  arrays of worker 0, by name
     00000007.worker-1.npz
 
 A file gets its name once it is complete. The .json is written last: without a
 .json, a generation does not exist. The .json also holds the name of the run.
-Several runs may share a folder: each run changes only its own files. No file
-holds code.
+Several runs may share a folder, where each run changes only its own files. No
+file holds code.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ import numpy as np
 
 from tf_optimizers.replicas import as_bytes
 
-# Errors of `fsync` that mean lost data. Other errors mean that the file system,
-# such as a network file system, does not support `fsync` of files or folders.
+# Errors of `fsync` that mean lost data. Other errors mean that the file system
+# does not support `fsync` of files or folders, as some network file systems.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # If rows of zeros were left out of an array, a second array holds [first, end],
-# the range of the kept rows. The second array's name has this suffix.
+# the range of the kept rows. The name of this second array has this suffix.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -41,9 +41,9 @@ class DamagedError(Exception):
 
 
 class Folder:
-    """The folder of a run's backups, which may hold other runs' backups, too.
+    """The folder of a run's backups, which may also hold other runs' backups.
 
-    The folder is created when the first file is written.
+    The first file that is written creates the folder.
     """
 
     def __init__(self, path: str, name: str = "") -> None:
@@ -77,7 +77,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Complete a generation; `content["parts"]` has the parts' digests."""
+        """Write the description; `content["parts"]` has the parts' digests."""
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -86,7 +86,7 @@ class Folder:
         )
 
     def content(self, generation: int) -> dict[str, Any]:
-        """Check and return the content that `commit` wrote."""
+        """Check and return the description that `commit` wrote."""
         path = self.path / f"{generation:08}.json"
         try:
             document = json.loads(path.read_bytes())
@@ -117,7 +117,7 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_part(self, generation: int, worker: int) -> Any:
-        """Return a part's arrays as bytes, by name; each is read on access."""
+        """Return a part's arrays, as bytes, by name; access reads an array."""
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
@@ -130,11 +130,11 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another run uses it now.
+            with contextlib.suppress(OSError):  # Another run now uses it.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:
-        """Write a file for other workers to see; return its name."""
+        """Write an empty file for other workers to find; return its name."""
         self.path.mkdir(parents=True, exist_ok=True)
         mark = self.path / f".{uuid.uuid4().hex}"
         mark.touch()
@@ -142,7 +142,7 @@ class Folder:
         return mark.name
 
     def sees(self, mark: str) -> bool:
-        """Return whether another worker's mark is here."""
+        """Return whether another worker's mark is in the folder."""
         return (self.path / mark).exists()
 
     def remove_mark(self) -> None:
@@ -162,7 +162,7 @@ class Folder:
     def _name_of(self, generation: int) -> str:
         """Return the name of a backup's run.
 
-        For a damaged backup, return the name of this run.
+        Returns the name of this run if the backup is damaged.
         """
         try:
             return self.content(generation)["name"]
@@ -217,8 +217,8 @@ def _sync(descriptor: int) -> None:
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """Return an array's bytes, without rows of zeros at its start and end.
 
-    A worker has only its own rows of the state that `ShardedState` shards. All
-    other rows read as zeros.
+    If `ShardedState` shards a variable, the rows of other workers read as
+    zeros.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:
@@ -234,7 +234,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array of an open part, with the omitted rows of zeros."""
+    """Return an array of a part, with the rows of zeros that were left out."""
     kept = part[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in part:
         return kept.reshape(shape)

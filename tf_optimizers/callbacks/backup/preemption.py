@@ -1,4 +1,4 @@
-"""Lets workers agree on a last step after one of them got SIGTERM.
+"""Lets all workers agree on a last step after one of them got SIGTERM.
 
     worker 0    step 10    step 11             │ back up, exit
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
@@ -11,7 +11,7 @@ point is known, each worker waits at the next point that it reaches. Steps send
 no messages.
 
 TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
-used here. The handler must call each step itself, instead of `fit`, and saves a
+used here: it must call each step itself, instead of `fit`, and it saves a
 `tf.train.Checkpoint`, which lacks each replica's own state.
 """
 
@@ -34,9 +34,9 @@ from tf_optimizers.replicas import ReplicaGroup
 
 # The exit code of a process that SIGTERM ended. TensorFlow uses the same code.
 EXIT_CODE = 128 + signal.SIGTERM
-_LOOKING_SECONDS = 1.0  # Between two checks whether a worker got SIGTERM.
-_READING_SECONDS = 0.2  # The timeout of reading a worker's note.
-_WAITING_SECONDS = 60.0  # The timeout of waiting for the notes of all workers.
+_LOOKING_SECONDS = 1.0  # Time between two checks for SIGTERM to any worker.
+_READING_SECONDS = 0.2  # The timeout for reading a worker's note.
+_WAITING_SECONDS = 60.0  # The timeout for the notes of all workers.
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
@@ -45,7 +45,7 @@ _running: "Preemption | None" = None
 class Preemption:
     """Catches SIGTERM during one `fit`, and finds where all workers stop.
 
-    If the script has its own handler of SIGTERM, that handler is kept.
+    If the script has its own handler for SIGTERM, that handler stays.
 
     Args:
         group: The replicas. All workers must create their `Preemption` objects
@@ -67,7 +67,7 @@ class Preemption:
         self._is_catching = False
 
     def begin(self) -> None:
-        """Catch SIGTERM from now on, and check for SIGTERM to other workers."""
+        """Catch SIGTERM, and look for SIGTERM to other workers, from now on."""
         global _running
         if _running is not None:
             _running.end()  # An exception ended the previous `fit`.
@@ -83,8 +83,8 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls handlers only between steps, but writes to the wakeup
-            # file at once.
+            # Python calls handlers only between steps, but writes signals to
+            # the wakeup file immediately.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
             )
@@ -104,7 +104,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit`; return whether all workers stop there."""
+        """Count the end of `fit` as a point; return whether all stop there."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -120,8 +120,8 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If `is_leaving`, the handler stays: the launcher may send SIGTERM to a
-        worker that is about to exit.
+        If `is_leaving`, SIGTERM stays without effect: the launcher may send
+        SIGTERM to a worker that is about to exit.
         """
         global _running
         _running = None
@@ -139,19 +139,19 @@ class Preemption:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def release(self) -> None:
-        """Let SIGTERM end this process, or a forked child, again."""
+        """Let SIGTERM end this process again, which may be a forked child."""
         if signal.getsignal(signal.SIGTERM) == self._ask:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _ask(self, _: int, frame: Any) -> None:
         if self._is_training(frame):
             self.is_asked = True
-        else:  # An exception ended `fit`, without `on_train_end`.
+        else:  # An exception has ended `fit` without `on_train_end`.
             self.release()
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_training(self, frame: Any) -> bool:
-        """Return whether `fit`, or a user's own loop, is on the stack."""
+        """Return whether `fit` or the user's training loop is on the stack."""
         while frame is not None and frame.f_code is not self._caller:
             frame = frame.f_back
         return frame is not None
@@ -173,8 +173,8 @@ class Preemption:
                 return
         except tf.errors.OpError:  # Another worker is gone.
             if self.is_asked:
-                # The main thread may be waiting for that worker. No backup is
-                # possible without it.
+                # The main thread may be waiting for that worker, and no backup
+                # is possible without that worker.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -193,7 +193,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point; find where all workers stop."""
+        """Publish this worker's next point; find the last of all points."""
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
@@ -213,7 +213,7 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code object of the caller of `name` on the stack."""
+    """Return the code of the function on the stack that called `name`."""
     frame: Any = inspect.currentframe()
     while frame.f_code.co_name != name:
         frame = frame.f_back
@@ -231,12 +231,12 @@ def _release_in_child() -> None:
 
 
 def _end_at_exit() -> None:
-    # No thread may run TensorFlow code when Python ends.
+    # While Python ends, no thread may run TensorFlow code.
     if _running is not None:
         _running.end(is_leaving=True)
 
 
-# Without this, SIGTERM to a forked child would be written to this process's
-# pipe, and would end the run.
+# Otherwise, a forked child would write its SIGTERM to the pipe of this process,
+# which would end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

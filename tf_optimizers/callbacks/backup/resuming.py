@@ -1,4 +1,4 @@
-"""Reads backups, sets learning rates, and skips batches already seen."""
+"""Reads backups, sets learning rates, and skips batches of resumed epochs."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class BackupReader:
 
     Attributes:
         layout: The number of workers that wrote the backup, and the number of
-            replicas on each worker.
+            replicas on each of these workers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Rates:
 
     A constant rate is part of the optimizer's state, so restoring the state
     restores the rate. If the script has changed the rate since the run began,
-    the new rate is used.
+    `set` applies the new rate.
 
     Args:
         state: The state of the model, not yet restored.
@@ -73,13 +73,13 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.slots  # Weights may have this name.
+            for variable in state.slots  # A weight may have the same name.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set rates that the script has changed since the backup's run began.
+        """Set the rates that the script has changed since the run began.
 
         Returns a warning, or "" if no rate has changed.
         """
@@ -92,8 +92,8 @@ class Rates:
                     "A resumed run keeps the learning rate of its backup, "
                     "unless the script has changed the rate. Received: "
                     f"{variable.path}={new:g}, which was {old:g} when the run "
-                    "began. The new rate is used. To continue with the rate of "
-                    "the backup, pass the old rate."
+                    "began. `fit` uses the new rate. To continue with the rate "
+                    "of the backup, pass the old rate."
                 )
                 for component in self._state.components(variable):
                     component.assign(new)
@@ -104,7 +104,7 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Call `undo` when Keras next asks for a model's train function.
 
     Keras asks for the train function before any training. If `fit` ends with an
-    exception, Keras calls no callback that could undo the changes to the model.
+    exception, Keras calls no callback, so no callback can call `undo`.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
@@ -116,20 +116,21 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
 
 
 def cancel_undoing(model: keras.Model) -> None:
-    """Cancel `undo_before_training`: restore the method of the class."""
+    """Undo `undo_before_training`: remove the model's replacement method."""
     vars(model).pop("make_train_function", None)
 
 
 class Skip:
     """A model's train function that draws batches without training on them.
 
-    The model gets its own train function back after the last skipped batch,
-    when `end` is called, or before any other training begins.
+    The model gets its own train function back after the last skipped batch, at
+    a call of `end`, or before any other training begins.
 
     Args:
         model: The model.
         batches: The number of batches to skip.
-        restore_metrics: Sets the metrics to their values after these batches.
+        restore_metrics: Sets the metrics to their values after the skipped
+            batches.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw the batches of one execution, or all that remain if fewer."""
+        """Draw the batches of one execution, or fewer if fewer remain."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
@@ -181,8 +182,8 @@ def check_batches(batches: int, seen: int) -> None:
     """Raise if an epoch has fewer batches than a backup has seen."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have at least as many batches as came before the "
-            f"backup. Received: {batches} batches per epoch, and a backup "
-            f"after {seen} batches. Pass as many batches as before, of the "
-            "same size, or start over with another `backup_dir`."
+            "An epoch must have at least as many batches as the backup has "
+            f"seen. Received: {batches} batches per epoch, and a backup after "
+            f"{seen} batches. Pass the same number of batches as before, of "
+            "the same size, or start over with another `backup_dir`."
         )

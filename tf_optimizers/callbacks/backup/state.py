@@ -1,4 +1,4 @@
-"""Collects the state of a run: common state, and each replica's own."""
+"""Collects the state of a run: shared state, and each replica's own state."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from tf_optimizers.wrapped import (
     with_updated,
 )
 
-# The values of this process's copies of each variable. The keys are names such
-# as "lasting.0": the section, and the index in the section.
+# The values of this process's copies of each variable. A key consists of the
+# section and the variable's index in the section, such as "lasting.0".
 Values: TypeAlias = dict[str, list[np.ndarray]]
 
 
@@ -35,7 +35,7 @@ class State:
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
-        """The variables by section: "lasting", or "metrics" of an epoch."""
+        """The variables by section: "lasting", or an epoch's "metrics"."""
         return {
             "lasting": [
                 *with_updated(self._model, self._model.variables),
@@ -57,13 +57,13 @@ class State:
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
 
-        There is one copy per replica, or one copy for all replicas if the host
-        keeps the variable.
+        There is one copy per replica, or a single copy if the variable is on
+        the host.
         """
         return local_copies(self._model.distribute_strategy, variable)
 
     def settle(self) -> None:
-        """Wait until background exchanges have changed their variables."""
+        """Wait until background exchanges have updated their variables."""
         for optimizer in local_steppers(self._model):
             optimizer._finish_travel()
 
@@ -77,7 +77,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return this process's copies of metric variables and their values."""
+        """Return this process's copies of metric variables, with values."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
@@ -113,17 +113,17 @@ class State:
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether the replicas' values add up to a variable's value."""
-        # Keras leaves the aggregation of accumulators at "none". Accumulators
-        # on the host have another aggregation: each holds the sum already. Only
-        # optimizers have accumulators, but a layer's variable may have the same
-        # name.
+        # Keras leaves the aggregation of accumulators at "none". An accumulator
+        # on the host has another aggregation, since it already holds the sum.
+        # Only optimizers have accumulators, but a layer's variable may have the
+        # same name.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (
             any(variable is slot for slot in self.slots)
         )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may be on one replica, with 0 on others."""
+        """Return whether one replica may own each row, with 0 on the others."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -143,8 +143,8 @@ class State:
     def sparse_gradients(self) -> list[list[int] | None]:
         """The indices of variables with sparse gradients, per optimizer.
 
-        Only a `SparseLoCo` with several local steps has an entry. The entry is
-        None if no step has been traced.
+        The list has an entry for each `SparseLoCo` with several local steps.
+        The entry is None if no step has been traced.
         """
         return [
             optimizer._compressor.rows.indices
@@ -171,7 +171,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise if a saved section is from another model; paths may differ."""
+        """Raise if a section is of another model; paths may differ."""
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -205,18 +205,18 @@ def redistribute(
     """Return the values of the `own` replicas, converted to the new layout.
 
     Sums over replicas keep their total, and other floating-point values keep
-    their mean. For integers, all replicas get the first replica's value. The
-    same number of replicas on fewer workers counts as another layout, because
+    their mean. For integers, all replicas get the first replica's value. If
+    only the number of workers has changed, the layout is another, because
     values on one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.
         is_identical: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
-        old: The number of workers, and of replicas on each, in the backup.
-        new: The number of workers, and of replicas on each, now.
+        old: The number of workers in the backup, and of replicas per worker.
+        new: The number of workers now, and of replicas per worker.
         own: The replicas whose values to return.
-        is_owned: Whether each row is on one replica, and 0 on the others. Has
+        is_owned: Whether one replica owns each row, with 0 on the others. Has
             no effect if `is_identical`.
     """
     if old == new:

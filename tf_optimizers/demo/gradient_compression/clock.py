@@ -1,11 +1,11 @@
-"""The seconds of an optimizer's steps: measured, or modelled for other links.
+"""Returns the seconds of steps: measured, or modelled for other links.
 
 A step is modelled as
 
     seconds <- alone + round_trips x round trip + 8 bytes / rate
 
-`alone` and `bytes` are measured; `alone` is the time without a link. Only
-`round_trips` is fitted, to the run over the link.
+`alone`, the time without a link, and `bytes` are measured. `round_trips` is
+fitted to the run over the link.
 """
 
 import math
@@ -70,7 +70,7 @@ def clock(row: Row, link: Link | None = None) -> np.ndarray:
 
 def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
     """Return the seconds until the mean accuracy reaches a level, or None."""
-    # The mean of equal numbers may be rounded down.
+    # The mean of several accuracies equal to the level may be rounded down.
     reached = np.mean(row["accuracy"], axis=0) > level - 1e-9
     return float(seconds[np.argmax(reached)]) if reached.any() else None
 

@@ -4,8 +4,8 @@ Momentum SGD and AdamW train dense and compressed. This process chooses the
 learning rate of each dense optimizer, on several splits. Two worker processes
 (`compression_worker.py`) then train with all four optimizers at these rates,
 with fresh seeds. Only the runs of the first seed go over a simulated link, and
-are timed. A dense run needs the link for its first steps only, since all its
-steps take the same time. Only the networks of the workers see the test split.
+are timed. A dense run needs the link for its first steps only, since all dense
+steps take the same time. Only the workers see the test split.
 """
 
 import json
@@ -45,7 +45,8 @@ WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 
-# Dense -> compressed. Both use the learning rate of the dense optimizer.
+# The compressed counterpart of each dense optimizer. Both use the learning rate
+# of the dense optimizer.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
 # Several times the seconds that two slow cores need without a link.
@@ -92,7 +93,7 @@ QUICK = Plan(
 
 
 def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
-    """Return all optimizers by name, each made from a learning rate."""
+    """Return functions that make an optimizer from a learning rate, by name."""
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
         "DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
@@ -163,8 +164,8 @@ def choose_rates(
 ) -> dict[str, dict[str, Any]]:
     """Return the learning rate of each dense optimizer, and all trials.
 
-    One process is enough: without compression, several workers compute the same
-    results.
+    One process is enough: without compression, several workers would get the
+    same results.
     """
     keras.utils.set_random_seed(0)
     data = load_splits(settings.data_dir)

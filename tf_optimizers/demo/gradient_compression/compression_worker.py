@@ -115,8 +115,8 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
-        # Dense steps over the link are slow, and all take the same time: a few
-        # are enough.
+        # Dense steps over the link are slow, and all take the same time, so it
+        # is enough to time a few.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
             over_link = self.plan.timed_steps if name in PAIRS else steps
@@ -172,7 +172,7 @@ class SharedStudy:
         options.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.DATA
         )
-        # Global batches; the strategy gives each worker its part.
+        # These are global batches; the strategy gives each worker its part.
         batches = shuffled_batches(self.train_data, plan.batch_size, seed)
         self.trainers[name].train(
             batches.with_options(options),

@@ -35,14 +35,14 @@ WEIGHT_DECAY = 0.01
 
 
 def muon(rate: Any) -> keras.optimizers.Optimizer:
-    """Return Muon, which steps biases and the last layer by AdamW.
+    """Return Muon, which steps biases and the last layer with AdamW.
 
-    Keras's documentation recommends this.
+    Keras's documentation recommends AdamW for these.
     """
     optimizer = keras.optimizers.Muon(
         rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
     )
-    optimizer.adam_weight_decay = WEIGHT_DECAY  # No argument in Keras 3.10.
+    optimizer.adam_weight_decay = WEIGHT_DECAY  # Not an argument in Keras 3.10.
     return optimizer
 
 

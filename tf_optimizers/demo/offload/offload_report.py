@@ -1,4 +1,4 @@
-"""Shows the offload study: the bytes on each device, and equal losses."""
+"""Shows the offload study: the bytes in each place, and the losses."""
 
 from pathlib import Path
 from typing import Any

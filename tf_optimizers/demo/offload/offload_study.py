@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# Both formulas add epsilon in the same place.
+# With the same epsilon, which both optimizers add in the same place.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def choose_device() -> str:
     """Return a GPU or, without one, a second CPU device.
 
-    TensorFlow can add a CPU device only before its first operation. So the
-    import of this module calls the function, before any part of the demo runs.
+    TensorFlow can add a CPU device only before its first operation. So this
+    module calls the function on import, before any part of the demo runs.
     """
     if tf.config.list_physical_devices("GPU"):
         return "GPU:0"
