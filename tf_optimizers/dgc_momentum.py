@@ -61,9 +61,8 @@ class MomentumHyperparameters(NamedTuple):
 class DGCMomentum(CompressedOptimizer):
     """Deep Gradient Compression: momentum SGD over a slow network.
 
-    For variable w on N replicas, at step s, counted from 0. g_i is the gradient
-    of replica i's part of the loss: the sum of all g_i is the gradient of the
-    mean loss.
+    For variable w on N replicas at step s, counted from 0, where g_i is the
+    gradient of replica i's part of the loss:
 
         g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
         g_i <- g_i + regularizer's gradient / N
@@ -72,7 +71,8 @@ class DGCMomentum(CompressedOptimizer):
         send the k entries of largest |v_i|; v_i and u_i become 0 there
         w   <- w - (sum of all replicas' sent entries)
 
-    Each gradient is multiplied by the learning rate of its own step, as in
+    The sum of all g_i is the gradient of the mean loss. Each gradient is
+    multiplied by the learning rate of its own step, as in
     `keras.optimizers.SGD`. Without `rate_in_momentum`, u_i <- momentum u_i +
     g_i and w <- w - learning_rate (sum of all replicas' sent entries): an entry
     is multiplied by the rate of the step that sends it. With `nesterov`, u_i <-
@@ -97,7 +97,7 @@ class DGCMomentum(CompressedOptimizer):
     elements, is not float32, or has sparse gradients (embeddings). Such a
     variable has the same momentum, and `clipnorm` limits the sum of g_i.
 
-    Runs under any `tf.distribute.Strategy`, and without a strategy.
+    `DGCMomentum` runs under any `tf.distribute.Strategy`, and without one.
     `tfo.SparseMultiWorkerMirroredStrategy` sends all variables together. If
     this strategy has several workers with several devices each, N is the number
     of workers: the devices of a worker sum their gradients first, and act as

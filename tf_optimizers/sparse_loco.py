@@ -346,7 +346,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()
-        for name in sparse_loco_checks.OF_THE_INNER:
+        for name in sparse_loco_checks.INNER_ARGUMENTS:
             del config[name]
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")
@@ -400,6 +400,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         """Take a local step; at the end of a round, exchange pseudo-gradients.
 
+        A pseudo-gradient is w - w_i, the change of a weight in a round.
         Constraints are applied later, to the synchronized weights.
         """
         compressor, rounds = self._compressor, self._rounds

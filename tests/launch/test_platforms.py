@@ -235,9 +235,9 @@ def four_gpus(monkeypatch, tmp_path):
         (2, None, "1", [None, None]),
         (2, None, "", [None, None]),
         (2, 1, "3,1,-1,0", ["3", "1"]),
-        (5, None, None, "5 workers must have 1 GPUs each. Received: a machine"),
-        (2, 3, None, "2 workers must have 3 GPUs each. Received: a machine"),
-        (2, 1, "-1", "with 0 GPUs"),
+        (5, None, None, "At least 5 GPUs .* 5 workers. Received: 4 visible"),
+        (2, 3, None, "At least 6 GPUs .* 2 workers. Received: 4 visible"),
+        (2, 1, "-1", "Received: 0 visible GPUs"),
     ],
 )
 def test_workers_divide_the_gpus(workers, each, visible, expected):

@@ -30,7 +30,7 @@ def show_averages(optimizer: Any, inner: Any) -> None:
 
 
 class _AveragesOf:
-    """Looks up an optimizer's averages in each iteration."""
+    """An iterable that looks up an optimizer's averages in each iteration."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

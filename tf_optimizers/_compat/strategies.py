@@ -139,7 +139,7 @@ def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Leave the strategy temporarily, on a replica.
+    """Leave the strategy of a replica temporarily.
 
     Args:
         optimizers: Keras optimizers that also leave the strategy.

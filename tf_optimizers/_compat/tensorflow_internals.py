@@ -77,7 +77,7 @@ def temporary_variable(
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
         shape=value.shape if shape is None else shape,
-        # This name is unique. There is no public equivalent.
+        # No public function returns a unique name.
         shared_name=context.anonymous_name(),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -130,7 +130,7 @@ def _folder(text: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            "must be the path of a folder that exists or can be created. "
+            "must be a folder that exists or can be created. "
             f"Received: {text} ({error.strerror}). Choose another path."
         ) from error
     if not os.access(path, os.W_OK):

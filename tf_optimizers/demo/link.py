@@ -174,7 +174,7 @@ class Direction:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection, which sends its bytes to the other end."""
+    """One end of a connection, which forwards its bytes to the other end."""
 
     other: "End"
     transport: Any = None  # None until connected.

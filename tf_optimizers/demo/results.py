@@ -38,7 +38,7 @@ def write_json(document: dict[str, Any], path: Path) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, by null."""
+    """Replace NaN and infinity, which JSON cannot hold, with null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

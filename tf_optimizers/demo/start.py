@@ -27,7 +27,7 @@ def load_parts(names: Iterable[str]) -> Parts:
 
 @contextlib.contextmanager
 def hidden_unless_it_fails() -> Iterator[None]:
-    """Hide stderr, and show it if an exception is raised.
+    """Hide stderr, but print it if an exception is raised.
 
     TensorFlow's libraries write directly to stderr, and write some messages
     before they have read a log level.

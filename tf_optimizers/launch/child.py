@@ -42,7 +42,7 @@ def watch() -> None:
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process, at once or after standing by."""
+    """Run `python *command` in this process, now or after standing by."""
     # Register before the user's code can start processes, so that the watchdog
     # misses none.
     os.write(lifeline, b"+%d\n" % os.getpid())

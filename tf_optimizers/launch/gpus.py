@@ -22,7 +22,7 @@ def divide_gpus(
         environment: The environment variables.
 
     Raises:
-        ValueError: If there are too few GPUs.
+        ValueError: If too few GPUs are visible.
     """
     chosen = environment.get(VISIBLE)
     if per_worker == 0:
@@ -39,10 +39,10 @@ def divide_gpus(
         per_worker = len(gpus) // workers
     if per_worker == 0 or per_worker * workers > len(gpus):
         raise ValueError(
-            f"{workers} workers must have {per_worker or 1} GPUs each. "
-            f"Received: a machine with {len(gpus)} GPUs. Start fewer workers, "
-            "pass `--gpus-per-worker 0` to train on CPUs, or set "
-            f"{VISIBLE} yourself to let workers share a GPU."
+            f"At least {workers * (per_worker or 1)} GPUs must be visible for "
+            f"{workers} workers. Received: {len(gpus)} visible GPUs. Start "
+            "fewer workers, pass `--gpus-per-worker 0` to train on CPUs, or "
+            f"set {VISIBLE} yourself to let workers share a GPU."
         )
     return [
         {VISIBLE: ",".join(gpus[i * per_worker : (i + 1) * per_worker])}

@@ -36,7 +36,10 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan when the next attempt's workers start, as `attempt` begins."""
+        """Plan the start of the next attempt's workers.
+
+        Call this when `attempt` begins.
+        """
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
             self._due = time.monotonic() + self._delay

@@ -5,8 +5,8 @@
                          (`steps` times)          w_i <- start
                                                   exchange; update w_i
 
-Here w_i are the weights of replica i. A round ends early before weights are
-read.
+Here w_i are the weights of replica i. A round ends early if weights are about
+to be read.
 
 If entries travel while the next round runs, replicas continue from their own
 weights, and two variables replace `start`. `common` holds the same weights on
@@ -44,7 +44,7 @@ class Rounds:
     the weights after the last round.
 
     Args:
-        optimizer: The optimizer, which owns the variables of this object.
+        optimizer: The optimizer that owns the variables of this object.
         variables: All variables that the optimizer updates.
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
@@ -197,7 +197,7 @@ class Rounds:
         choice: Choice,
         ahead: Sequence[tf.Tensor],
     ) -> None:
-        """Begin a round from the weights `common - ahead` of this replica."""
+        """Begin a round from `common - ahead`, this replica's own weights."""
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):

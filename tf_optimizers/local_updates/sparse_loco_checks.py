@@ -16,15 +16,16 @@ from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# Arguments for the inner optimizer only, and for `SparseLoCo` only.
-OF_THE_INNER = (
+# Arguments that only the inner optimizer accepts.
+INNER_ARGUMENTS = (
     "learning_rate",
     "weight_decay",
     "clipnorm",
     "clipvalue",
     "global_clipnorm",
 )
-_OF_THE_OUTER = (
+# Arguments that only `SparseLoCo` accepts.
+_OUTER_ARGUMENTS = (
     "use_ema",
     "loss_scale_factor",
     "gradient_accumulation_steps",
@@ -48,7 +49,7 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
         config of the inner optimizer does not.
     """
     hint = "Pass it to the inner optimizer."
-    check_unused("SparseLoCo", arguments, dict.fromkeys(OF_THE_INNER, hint))
+    check_unused("SparseLoCo", arguments, dict.fromkeys(INNER_ARGUMENTS, hint))
     return check_exclusions(arguments.pop(NAMES, None), arguments)
 
 
@@ -73,7 +74,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
             "and would repeat updates that have not been sent yet. Use another "
             "optimizer, such as `keras.optimizers.AdamW`."
         )
-    for argument in _OF_THE_OUTER:
+    for argument in _OUTER_ARGUMENTS:
         given = getattr(part, argument, None)
         if given:
             raise ValueError(

@@ -45,10 +45,10 @@ class HostGradient:
 class OnHost:
     """Keeps state once per worker, for all of its replicas.
 
-    Under strategies that merge replicas to update variables, a single thread
-    steps. Under other strategies, the replicas trace the same code into one
-    graph, one after another. There, the first replica steps, and the other
-    replicas use its tensors.
+    Under strategies that merge replicas to update variables, one thread updates
+    the state. Under other strategies, the replicas trace the same code into one
+    graph, one after another. There, the first replica updates the state, and
+    the other replicas use its results.
     """
 
     def __init__(self) -> None:

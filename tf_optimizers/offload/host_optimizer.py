@@ -1,4 +1,4 @@
-"""Keeps state and steps on the host, once per worker process."""
+"""Keeps state on the host and steps there, once per worker process."""
 
 import contextlib
 import math

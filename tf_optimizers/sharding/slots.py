@@ -23,9 +23,9 @@ class Slots:
     variable. State created in a loop over the variables belongs to the loop's
     current variable. Only the owners of a variable hold such state, each for
     its own rows. State that belongs to no variable is replicated: every replica
-    holds all of it. If a variable is split by rows, its state of another shape
-    is replicated, too. Gradient accumulators are neither owned nor replicated:
-    every replica holds its own sums.
+    holds all of it. If a variable is split by rows, its state with another
+    shape is replicated, too. Gradient accumulators are neither owned nor
+    replicated: every replica holds its own sums.
 
     Args:
         strategy: The strategy.

@@ -53,7 +53,7 @@ class Archive:
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker cannot write, or not see other workers' files."""
+        """Raise if a worker cannot write, or cannot see the others' files."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -81,12 +81,12 @@ class Archive:
         received = self._together(
             lambda: [
                 self._folder.next_generation(),
-                self._is_joined(),
+                self._has_other_writer(),
                 global_seed(),
             ]
         )
-        generation, is_joined, _ = received[0]
-        if is_joined:
+        generation, has_other_writer, _ = received[0]
+        if has_other_writer:
             raise RuntimeError(
                 "`backup_dir` must belong to one run at a time. Received: "
                 f"backup_dir={str(self._folder.path)!r}, where another process "
@@ -169,7 +169,7 @@ class Archive:
         self._state.sparse_gradients = content["sparse_gradients"]
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Restore this worker's global seed generator of Keras."""
+        """Restore the state of this worker's global Keras seed generator."""
         own = content["seeds"][self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
@@ -208,7 +208,7 @@ class Archive:
                 stacklevel=3,
             )
 
-    def _is_joined(self) -> bool:
+    def _has_other_writer(self) -> bool:
         """Return whether another process has made backups of this run."""
         known = self._known
         return known is not None and not known.issuperset(

@@ -89,8 +89,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Callbacks run in the order of their list. Put callbacks that change the
     model at the end of an epoch, such as `ReduceLROnPlateau`, before
-    `BackupAndRestore`, and `SwapEMAWeights` after it. The dropped batches of a
-    resumed epoch call the other callbacks, too.
+    `BackupAndRestore`, and `SwapEMAWeights` after it. `fit` calls the other
+    callbacks for dropped batches, too.
 
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
     continue where they stopped. Random numbers of `tf.random`, NumPy and Python
@@ -277,7 +277,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # Validation has left its results.
+            self.model.reset_metrics()  # Metrics hold results of validation.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True

@@ -27,8 +27,8 @@ import numpy as np
 
 from tf_optimizers.replicas import as_bytes
 
-# Errors of `fsync` that mean lost data. Other errors mean that the file system
-# does not support `fsync` of files or folders, as some network file systems.
+# Errors of `fsync` that mean lost data. Some network file systems raise other
+# errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # If rows of zeros were left out of an array, a second array holds [first, end],
 # the range of the kept rows. The name of this second array has this suffix.
@@ -60,7 +60,7 @@ class Folder:
         return sorted({self._name_of(n) for n in self._all()} - {self.name})
 
     def next_generation(self) -> int:
-        """Return a number that is higher than that of any backup."""
+        """Return a number above the numbers of all backups."""
         return max(self._all(), default=0) + 1
 
     def write_part(
@@ -117,7 +117,7 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_part(self, generation: int, worker: int) -> Any:
-        """Return a part's arrays, as bytes, by name; access reads an array."""
+        """Return a part's arrays by name, as bytes that are read on access."""
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:

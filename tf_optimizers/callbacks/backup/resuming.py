@@ -116,7 +116,7 @@ def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
 
 
 def cancel_undoing(model: keras.Model) -> None:
-    """Undo `undo_before_training`: remove the model's replacement method."""
+    """Cancel `undo_before_training`: remove the method that it has set."""
     vars(model).pop("make_train_function", None)
 
 

@@ -171,7 +171,7 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise if a section is of another model; paths may differ."""
+        """Raise if a saved section is from another model; paths may differ."""
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -205,9 +205,9 @@ def redistribute(
     """Return the values of the `own` replicas, converted to the new layout.
 
     Sums over replicas keep their total, and other floating-point values keep
-    their mean. For integers, all replicas get the first replica's value. If
-    only the number of workers has changed, the layout is another, because
-    values on one worker may have to be equal.
+    their mean. For integers, all replicas get the first replica's value. A
+    change of the number of workers alone is also a new layout, because values
+    on one worker may have to be equal.
 
     Args:
         is_summed: Whether the replicas' values add up.

@@ -1,4 +1,4 @@
-"""Returns the seconds of steps: measured, or modelled for other links.
+"""The seconds of training steps: measured, or modelled for other links.
 
 A step is modelled as
 
@@ -76,7 +76,7 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the final gap in points, and the ends of its 95 % interval.
+    """Return the final accuracy gap in points, and its 95 % interval.
 
     The interval is Student's interval of the differences, one for each seed.
     """

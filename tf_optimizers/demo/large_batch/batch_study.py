@@ -72,7 +72,7 @@ class Budget:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps; the batch size divides the number of images."""
+        """The number of steps; the batch size divides the number of images."""
         return TRAIN_SIZE // self.batch_size * self.epochs
 
 
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def curve_budget(self) -> Budget:
-        """The budget whose every step is measured."""
+        """The budget with a measurement after every step."""
         return self.budgets[-1]
 
 

@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# With the same epsilon, which both optimizers add in the same place.
+# Both optimizers add epsilon in the same place of their formulas.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -76,7 +76,7 @@ def train(
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # On a GPU, Keras would compile the steps of its own optimizer by XLA.
+        # On a GPU, Keras would compile the steps of its own optimizer with XLA.
         jit_compile=False,
     )
     losses = []
