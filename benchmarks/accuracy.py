@@ -14,7 +14,7 @@ from study import DENSE, Family, Variant
 
 import tf_optimizers as tfo
 from tf_optimizers.compression.sparsity_schedule import (
-    PAPERS,
+    WARM_UP,
     recommended_schedule,
 )
 
@@ -55,7 +55,7 @@ def dgc(workers: int, **kwargs: int) -> Variant:
 
 def papers_stages(steps: int) -> dict[str, Any]:
     """Return a schedule with all stages of the paper."""
-    return recommended_schedule(steps, sparsities=PAPERS, stages=STAGES)
+    return recommended_schedule(steps, sparsities=WARM_UP, stages=STAGES)
 
 
 def from_75(workers: int, **kwargs: Any) -> Variant:
@@ -91,7 +91,7 @@ def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
         lambda rate, steps: tfo.DGCMomentum(
             rate,
             momentum=MOMENTUM,
-            sparsity=PAPERS,
+            sparsity=WARM_UP,
             rampup_step=steps // 8,
             rampdown_begin_step=steps - steps // 10,
             rampdown_step=steps // 10,
@@ -101,7 +101,7 @@ def up_to_the_last_stage(workers: int, **kwargs: bool) -> Variant:
 
 
 def paddles(
-    workers: int, sparsity: tuple[float, ...] = PAPERS, **kwargs: bool | str
+    workers: int, sparsity: tuple[float, ...] = WARM_UP, **kwargs: bool | str
 ) -> Variant:
     """Return DGC by Paddle's rule, without a cool-down."""
     return Variant(
@@ -150,11 +150,11 @@ ABLATIONS = {
     "Paddle's rule, 2 workers, float16 values": paddles(
         2, value_dtype="float16"
     ),
-    "Paddle's rule, 2 workers, no warm-up": paddles(2, PAPERS[-1:]),
+    "Paddle's rule, 2 workers, no warm-up": paddles(2, WARM_UP[-1:]),
     "Paddle's rule, 2 workers, no momentum masking": paddles(
         2, momentum_masking=False
     ),
-    "Paddle's rule, 2 workers, 99.99 %": paddles(2, (*PAPERS, 0.9999)),
+    "Paddle's rule, 2 workers, 99.99 %": paddles(2, (*WARM_UP, 0.9999)),
 }
 VARIANTS = MAIN | {
     name: variant._replace(seeds=ABLATION_SEEDS)
@@ -174,8 +174,8 @@ RECOMMENDED = {
     for name in (DENSE, *(f"DGC, {workers} workers" for workers in (2, 4, 8)))
 }
 IN_FEW_STEPS = RECOMMENDED | {
-    f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=PAPERS[: i + 1])
-    for i, last in enumerate(PAPERS[:3])
+    f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=WARM_UP[: i + 1])
+    for i, last in enumerate(WARM_UP[:3])
 }
 ONLY_TEXT = {
     f"DGC, {workers} workers, stages of 1/20": dgc(workers, stages=20)

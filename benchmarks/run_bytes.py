@@ -15,7 +15,7 @@ import tables
 
 from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.sparsity_schedule import (
-    PAPERS,
+    WARM_UP,
     SparsitySchedule,
     recommended_schedule,
     recommended_updates,
@@ -40,7 +40,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
             **recommended_schedule(steps, stages=20)
         ),
         "from 75 %, stages of 1/40": SparsitySchedule(
-            **recommended_schedule(steps, sparsities=PAPERS, stages=40)
+            **recommended_schedule(steps, sparsities=WARM_UP, stages=40)
         ),
     }
 

@@ -42,10 +42,10 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# These names are imported on first access: they need private modules of
+# These names are imported on first access, because they need private modules of
 # `tf.distribute`, and the optimizers must work without these modules. All other
-# names are imported at once: Keras can load a saved class only after the module
-# of the class is imported.
+# names are imported at once, because Keras can load a saved class only after
+# the class's module is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 
@@ -64,12 +64,12 @@ def __dir__() -> list[str]:
 
 
 def _runs_command() -> bool:
-    """Return whether Python is about to run one of our commands by `-m`.
+    """Return whether Python is about to run one of our commands with `-m`.
 
-    In this case, an import of the package must not load TensorFlow. The
-    launcher does not need TensorFlow, and the demo shows its progress before it
-    loads TensorFlow. While Python looks for the module to run, `sys.argv`
-    begins with "-m".
+    Python then imports the package before the command, and this import must not
+    load TensorFlow. The launcher does not need TensorFlow, and the demo shows
+    its progress before it loads TensorFlow. While Python looks for the command,
+    `sys.argv` begins with "-m".
     """
     commands = ("tf_optimizers.launch", "tf_optimizers.demo")
     return sys.argv[:1] == ["-m"] and any(

@@ -78,18 +78,20 @@ class AdamOffload(HostOptimizer):
     to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
     decayed. A half-precision parameter takes 6 bytes, or 8 with several
     replicas. Replicas exchange gradients by the strategy's all-reduce.
-    Sparse gradients: sent as they are, and made dense on the host, where
-    duplicate rows are summed. The update is dense.
+    Sparse gradients: sent as rows, and made dense on the host. Duplicate rows
+    are summed there. The update is dense.
     Not finite: a NaN or inf in g makes the same element of w not finite.
     XLA: a train step that XLA compiles for another device cannot reach the
     host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
     custom loop, do not compile the `tf.function` with XLA.
-    Differs from `mindspore.nn.AdamOffload`: v saturates where it would
-    overflow; patterns apply to all variables, even in parameter groups;
-    float64, half precision and scalars are accepted.
+    Differs from `mindspore.nn.AdamOffload`: v stays at the largest float
+    instead of overflowing; excluded variables are never decayed, while
+    MindSpore decays those in parameter groups; float64, half-precision and
+    scalar variables are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
-    gradient; bias corrections keep full precision; gradients are summed
-    over replicas first, then clipped; float32 state; the default of `epsilon`.
+    gradient; bias corrections keep full precision; gradients are summed over
+    replicas before they are clipped; state is float32; `epsilon` has another
+    default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -124,7 +126,7 @@ class AdamOffload(HostOptimizer):
         "ZeRO-Offload", arXiv:2101.06840.
     """
 
-    _supports_jit = False  # XLA compiles for one device, which is not the host.
+    _supports_jit = False  # XLA compiles for one device; a step uses two.
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class AdamOffload(HostOptimizer):
         self.nesterov = nesterov
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v of each variable on the host."""
+        """Create m and v for each variable, on the host."""
         if self.built:
             return
         super().build(variables)
@@ -163,8 +165,8 @@ class AdamOffload(HostOptimizer):
     def memory_summary(self) -> Summary:
         """Return the bytes of this optimizer and of Keras's Adam, by device.
 
-        The bytes are those of the weights, state and master weights of all
-        replicas in this worker process. Scalars are not counted.
+        The weights, state and master weights of all replicas in this worker
+        process are counted. Scalars are not counted.
 
         Returns:
             A dict {optimizer: {"device" or "host": {kind: bytes}}}. The
@@ -208,9 +210,6 @@ class AdamOffload(HostOptimizer):
     ) -> tf.Tensor | None:
         """Update m and v, and the variable itself if it is on the host.
 
-        There is one kernel for a weight on the host, one for a weight on a
-        device, and one for a weight with a master weight on the host.
-
         Args:
             gradient: Dense, of the variable's shape, in the dtype of the
                 variable or of its state.
@@ -251,7 +250,7 @@ def _move(
     size: tf.Tensor,
     weight: tf.Tensor,
 ) -> None:
-    """Update m, v and the weight in place; all three are handles."""
+    """Update m, v and the weight in place, given their handles."""
     old = read(weight, gradient)
     assign(weight, old - _change(hyperparameters, gradient, m, v, size, old))
 
@@ -287,7 +286,7 @@ def _change(
 ) -> tf.Tensor:
     """Update m and v in place; return the change to subtract from the weight.
 
-    `m` and `v` are handles. `weight` is a value, only needed for weight decay.
+    `m` and `v` are handles. `weight` is a value, needed only for weight decay.
     """
     old = read(m, gradient), read(v, gradient)
     change, new_m, new_v = adam(hyperparameters, gradient, *old, size, weight)
@@ -314,7 +313,7 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the change to subtract from the weight, the new m, and the new v.
 
-    `size` is l of the formula; see `step_size`. `weight` is only needed for
+    `size` is l of the formula; see `step_size`. `weight` is needed only for
     weight decay.
     """
     betas, epsilon, nesterov, weight_decay = hyperparameters
@@ -324,5 +323,5 @@ def adam(
     ahead = m
     if nesterov:
         ahead = scalar(betas.of_m, m) * m + scalar(betas.new_m, m) * gradient
-    # `size` includes the bias corrections, so epsilon is added before them.
+    # `size` corrects the bias, after epsilon has been added.
     return size * ahead / (tf.sqrt(v) + scalar(epsilon, v)), m, v

@@ -103,8 +103,7 @@ def check_unused(
     Args:
         owner: The name of the optimizer's class, for the error.
         arguments: The received keyword arguments.
-        hints: The advice for the error, by the name of the unsupported
-            argument.
+        hints: For each unsupported argument, the advice for the error.
     """
     for name, hint in hints.items():
         if arguments.get(name) is not None:
@@ -149,12 +148,13 @@ def check_built(optimizer: Any, method: str) -> None:
 
 
 def check_learning_rate(value: Any) -> Any:
-    """Return a number as a float; return a schedule or callable unchanged."""
+    """Return a number as a float, and a schedule or a callable unchanged."""
     if isinstance(value, (tf.Variable, keras.Variable)):
         raise TypeError(
             "`learning_rate` must be a number, a `LearningRateSchedule` or a "
             f"callable. Received a variable: learning_rate={value!r}. Pass "
-            "`lambda: variable` to follow it, `float(variable)` to copy it."
+            "`lambda: variable` to read the variable in every step, or "
+            "`float(variable)` to read it once."
         )
     if callable(value):
         return value
@@ -169,8 +169,8 @@ def check_learning_rate(value: Any) -> Any:
 def check_base_arguments(arguments: dict[str, Any]) -> None:
     """Check arguments that `keras.optimizers.Optimizer` does not check.
 
-    Keras silently ignores a `clipnorm` <= 0. With Keras's checks alone, some
-    values of a wrong type would raise an error only in the first step.
+    Keras silently ignores a `clipnorm` <= 0, and notices some values of a wrong
+    type only in the first step.
     """
     clipping = ("clipnorm", "clipvalue", "global_clipnorm")
     for name in (*clipping, "loss_scale_factor"):

@@ -197,7 +197,7 @@ class DGCMomentum(CompressedOptimizer):
         Communication Bandwidth for Distributed Training", arXiv:1712.01887.
     """
 
-    _alone = (
+    _single_replica_warning = (
         "DGCMomentum saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use `keras.optimizers.SGD` with `momentum`."
     )

@@ -5,11 +5,11 @@ import signal
 import threading
 from collections.abc import Callable
 
-_masks = threading.local()  # The thread's signal masks before its forks.
+_masks = threading.local()  # Each thread's signal masks before its forks.
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
-    """Call `restore`, which sets SIGTERM's handler, in every later fork.
+    """Call `restore`, which sets SIGTERM's handler, in processes forked later.
 
     The parent may send SIGTERM before the child has called `restore`. So the
     child blocks SIGTERM until `restore` returns.

@@ -3,7 +3,7 @@
 Norms do not overflow, underflow, or lose digits: elements are squared and
 summed in float64, so the norm of finite elements is finite and as accurate as
 float32 allows. In float32, the square of 1e-25 is 0, the square of 1e20 is inf,
-and XLA's sum of 20 million equal squares is off by more than 1e-4.
+and XLA's sum of 20 million equal squares has a relative error above 1e-4.
 """
 
 import functools
@@ -21,19 +21,21 @@ def compiled(
 ) -> Callable:
     """Return a `tf.function` of tensors that calls `function`.
 
-    All optimizers share one `tf.function` per signature, even if their float
-    constants differ, as in a sweep. Each `tf.function` is traced only once:
-    TensorFlow would warn about a `tf.function` that is traced for every shape
-    in a model. Pass the handles of variables, for `read` and `assign`. A
-    `tf.function` that was called with a variable itself fails once this
-    variable is deleted, even if it is called with other variables.
+    All optimizers share one `tf.function` per signature. Floats are not part of
+    the signature, so a sweep of hyperparameters compiles `function` only once.
+    Each `tf.function` is traced only once: TensorFlow would warn about a
+    `tf.function` that is traced for every shape in a model.
+
+    Pass the handles of variables, not the variables: after a variable is
+    deleted, a `tf.function` that was called with this variable fails, even for
+    other variables. `function` calls `read` and `assign` with the handles.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
         like: A tensor whose shape and dtype are part of the signature.
         *constants: Hashable values. `function` gets a float64 scalar for each
             float, including floats in tuples; see `scalar`. Other constants are
-            compiled in.
+            part of the signature, and compiled in.
         xla: Whether to compile `function` into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
@@ -46,7 +48,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return constants with each float replaced by `float`, and the floats."""
+    """Replace each float by the type `float`; return constants and floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -63,8 +65,8 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow counts the traces of each Python function, and warns about too
-    # many. A function defined here would count as the same function for all
+    # TensorFlow counts the traces of each Python function, and warns if there
+    # are many. A function defined here would count as the same function for all
     # signatures, but each `partial` counts separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
@@ -107,17 +109,17 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-# Largest number of elements in a block. The sums of a block stay in the cache,
-# and a block is enough work for all threads.
+# The most elements in a block of `norms`. The sums of a block stay in the
+# cache, and a block is enough work for all threads.
 _BLOCK = 1 << 20
 # XLA adds _ROWS vectors of _LANES elements with vector instructions, in an
 # unrolled loop.
 _LANES = 16
 _ROWS = 8
-# Below this length, a loop costs more than vector instructions save.
+# For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
-# A power of two far above the smallest float32, so that a product with this
-# number is exact.
+# `scaling` splits smaller scalars into this factor and another factor that
+# float32 can hold. Multiplication by a power of two is exact.
 _TINY = 2.0**-100
 
 
@@ -186,9 +188,10 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar is 0 or at least 1e-60. The inverse of a norm may be too small
-    for float32, so the function multiplies twice. Call the function inside an
-    XLA kernel, where both multiplications take one pass over memory.
+    The scalar must be 0 or at least 1e-60. Such a scalar, the inverse of a
+    norm, may be too small for float32, so the function multiplies twice. Call
+    the function inside an XLA kernel, where both multiplications take one pass
+    over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -205,7 +208,7 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def sum_rows(
     values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Return the sum of the values of each row, of shape [count, ...].
+    """Return the sum of each row's values, of shape [count, ...].
 
     All replicas get the same bits, because the order of the additions depends
     only on `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values
@@ -216,7 +219,9 @@ def sum_rows(
         rows: int [n], in [0, count), with repetitions.
         count: The number of rows.
     """
-    if in_xla():  # XLA cannot compile the sums below. It has only one replica.
+    if in_xla():
+        # XLA cannot compile the sum below. Under XLA there is only one replica,
+        # so the order of additions does not matter.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
@@ -249,10 +254,10 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the squares of one vector, or of two as a complex vector.
+    """Return float64 squares of one vector, or of two as a complex vector.
 
-    The squares are computed in float64. One sum of complex numbers takes one
-    pass over memory. Two sums of real numbers would take two passes.
+    A sum of complex numbers takes one pass over memory. Two sums of real
+    numbers would take two passes.
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
@@ -261,8 +266,8 @@ def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
 class Betas(NamedTuple):
     """The decay rates of Adam's moments, and numbers derived from them.
 
-    The derived numbers are computed in float64: in float32, 1 - 0.999 is wrong
-    by 1.3e-5.
+    The derived numbers are computed in float64: in float32, 1 - 0.999 has a
+    relative error of 1.3e-5.
     """
 
     of_m: float
@@ -286,7 +291,7 @@ def update_moments(
     numbers = (scalar(number, m) for number in betas[:4])
     of_m, of_v, new_m, root_of_new_v = numbers
     m = of_m * m + new_m * gradient
-    # Scaled before squaring: the square of 1e20 alone overflows float32.
+    # Scale before squaring: the square of 1e20 alone overflows float32.
     v = of_v * v + tf.square(root_of_new_v * gradient)
     # The sum can still overflow. XLA vectorizes `where`, but not `minimum`.
     limit = tf.constant(v.dtype.max, v.dtype)

@@ -127,7 +127,7 @@ def lamb_step(
     """Update w, m and v in place, inside an XLA kernel.
 
     The norms need whole tensors, so u is computed twice: once for its norm and
-    once for the update. This takes less time than storing u.
+    once for the update. Storing u would take longer.
 
     Args:
         gpu: Whether the kernel runs on a GPU.
@@ -161,7 +161,7 @@ def lamb(
     corrections: Corrections,
 ) -> tf.Tensor:
     """Return u of the formula; `corrections` turn m and v into m^ and v^."""
-    # The root of v^ is a product of two roots, since v^ can overflow.
+    # The root of v^ is a product of two roots, because v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight

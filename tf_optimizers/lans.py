@@ -59,8 +59,8 @@ class LANS(LayerwiseOptimizer):
     Differs from the paper: only in clipping g~ and in the bounds of phi.
     Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
     instead of turning weights and state into NaN; tiny and huge gradients
-    neither underflow nor overflow. Otherwise, steps equal those of MXNet's
-    fused implementation.
+    neither underflow nor overflow. Otherwise, a step has the same result as
+    MXNet's fused implementation.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -162,7 +162,7 @@ def lans_step(
 ) -> None:
     """Update w, m and v in place; takes the arguments of `lamb_step`."""
     w, m, v = (read(handle, gradient) for handle in handles)
-    # Computing two norms together takes hardly longer than computing one.
+    # Computing both norms together takes hardly longer than computing one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
     normalize = normalized(g_norm, hyperparameters.gradient_limit)
     betas = hyperparameters.betas
@@ -193,8 +193,8 @@ def normalized(
     With a limit, the function also clips elements to [-limit, limit]. If the
     norm is 0, the function returns 0.
     """
-    # In float32, the inverse of a subnormal norm would not be finite. A NaN
-    # stays NaN.
+    # In float32, the inverse of a subnormal norm would not be finite. The
+    # inverse of NaN is NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     scale = scaling(inverse)
     if limit is None:
@@ -216,7 +216,7 @@ def lans(
 
     `corrections` turn m and v into m^ and v^.
     """
-    # The root of v^ is a product of two roots, since v^ can overflow.
+    # The root of v^ is a product of two roots, because v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
     decay = scalar(hyperparameters.weight_decay, weight) * weight

@@ -40,7 +40,7 @@ class ReplicaGroup:
 
     @property
     def rank(self) -> int:
-        """The calling replica's number.
+        """The calling replica's number among all replicas.
 
         The replicas of a worker have consecutive numbers.
         """
@@ -52,7 +52,7 @@ class ReplicaGroup:
         """The devices of this process's replicas; [""] without a strategy."""
         try:
             return self._strategy.extended.worker_devices
-        except RuntimeError:  # TensorFlow's default strategy has none.
+        except RuntimeError:  # TensorFlow's default strategy has no devices.
             return [""]
 
     @property
@@ -64,8 +64,8 @@ class ReplicaGroup:
             raise TypeError(
                 "Training in several processes needs "
                 "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
-                f"{type(self._strategy).__name__}, under which Keras 3's `fit` "
-                "does not run."
+                f"{type(self._strategy).__name__}, which does not support "
+                "Keras 3's `fit`."
             )
         return 1
 
@@ -80,7 +80,7 @@ class ReplicaGroup:
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
     def sum(self, values: Any) -> Any:
-        """Return the sums over all replicas of the tensors in a nest."""
+        """Return a nest of tensors, each summed over all replicas."""
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
@@ -130,7 +130,7 @@ class ReplicaGroup:
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return, on all replicas, the owner's copy of each value.
+        """Return the owner's copy of each value, on all replicas.
 
         Args:
             values: This replica's values.
@@ -185,13 +185,13 @@ class ReplicaGroup:
     def post(self, key: str, note: str) -> None:
         """Write a note that all workers can read by its key.
 
-        Use a key only once. Any thread may call this. `post`, `read` and
+        Use a key only once. Any thread may call this method. `post`, `read` and
         `check_alive` need several workers.
         """
         raise NotImplementedError
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return a key's note, or None if it is not posted within `seconds`."""
+        """Return a key's note, or None if none is posted within `seconds`."""
         raise NotImplementedError
 
     def check_alive(self) -> None:
@@ -250,7 +250,7 @@ def average(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return a function that reduces a value by TensorFlow's own `reduce`."""
+    """Return a function that calls TensorFlow's own `reduce` with a value."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -263,7 +263,7 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce values, and send all values of one dtype in one tensor.
+    """Reduce values; send all values of one dtype in one tensor.
 
     Call this outside of `strategy.run`.
 
@@ -286,7 +286,7 @@ def reduce_together(
                 lambda _, join=join, own=own: join(*next(own))
             )
         else:
-            # Our strategy's own `run` would record the returned tensors.
+            # `strategy.run` would treat this as the user's own call.
             joined = tf.distribute.Strategy.run(
                 strategy, join, [values[i] for i in group]
             )
@@ -308,7 +308,7 @@ def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return the digests of the distinct values."""
+    """Return the digests of the distinct values, sorted."""
     return sorted(
         {
             hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
@@ -318,5 +318,5 @@ def digests(values: Iterable[np.ndarray]) -> list[str]:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array of any dtype, bfloat16 included."""
+    """Return the bytes of an array of any dtype, including bfloat16."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

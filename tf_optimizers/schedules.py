@@ -27,10 +27,10 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
                                       ^ power
         after that:                 end_learning_rate
 
-    t counts updates of the weights: the optimizers of this package make one
-    update for every `gradient_accumulation_steps` batches. Keras's own
-    optimizers count batches. With Keras's optimizers, multiply all step counts
-    by `gradient_accumulation_steps`.
+    t counts updates of the weights. The optimizers of this package make one
+    update for every `gradient_accumulation_steps` batches. Keras's optimizers
+    count batches instead, so multiply all step counts by
+    `gradient_accumulation_steps` for them.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.

@@ -56,29 +56,29 @@ class ShardedState(Wrapper):
         w    <- the owner's w, on all replicas
 
     Variables are assigned from the largest to the smallest, each to the replica
-    that owns the fewest bytes so far. If the inner optimizer
-    `is_elementwise`, variables larger than half of the mean bytes per replica
-    are split by rows. Other optimizers step whole variables, so that trust
-    ratios and factored moments are exact. With one replica, `ShardedState` does
-    the same as the inner optimizer.
+    that owns the fewest bytes so far. If the inner optimizer is elementwise
+    (see `is_elementwise`), variables larger than half of the mean bytes per
+    replica are split by rows. Other optimizers step whole variables, so that
+    trust ratios and factored moments are exact. With one replica,
+    `ShardedState` does the same as the inner optimizer.
 
     Gradients are clipped after they are summed; `global_clipnorm` limits the
     norm over all owners. Weight decay, schedules, `loss_scale_factor` and
     constraints work as in the inner optimizer. `use_ema` keeps averages at the
     owners. With `gradient_accumulation_steps`, each replica accumulates its own
-    gradients, 4 bytes per parameter, and exchanges them only when it makes a
-    step. `ShardedState` runs under `MirroredStrategy` and
+    gradients, 4 bytes per parameter, and exchanges them once per update.
+    `ShardedState` runs under `MirroredStrategy` and
     `tfo.SparseMultiWorkerMirroredStrategy`.
 
     State: on each replica, the inner optimizer's state for about 1 / N of the
     parameters. If variables are not split, one replica holds at least the state
-    of the largest variable. Outside of replicas, and in files, the state is
-    whole, as the inner optimizer alone would save it. So all workers must save
-    together.
+    of the largest variable. Outside of steps, and in files, the state is whole,
+    as the inner optimizer alone would save it. Reading the whole state takes an
+    exchange, so all workers must save together.
     Traffic: under our strategy, an all-to-all of gradients and an all-gather of
-    weights for every 16 MiB. Together they take the bytes of a dense sum if all
-    replicas own the same number of bytes. `global_clipnorm` takes one more
-    round trip, and so does `clipnorm` if variables are split.
+    weights for every 16 MiB. Together they move as many bytes as a dense sum
+    if all replicas own the same number of bytes. `global_clipnorm` takes one
+    more round trip, and so does `clipnorm` if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: as with the inner optimizer.
 
@@ -92,7 +92,7 @@ class ShardedState(Wrapper):
             `ShardedState` inside them. With several replicas,
             `gradient_accumulation_steps` raises an error for `tfo.AdamOffload`,
             and for Keras's optimizers with `use_ema`.
-        name: str. The optimizer's name. Defaults to `None`.
+        name: str or None. The optimizer's name. Defaults to `None`.
 
     Raises:
         TypeError: If `inner_optimizer` is not an optimizer.
@@ -115,8 +115,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange, as in the
-        # inner optimizer.
+        # Keras divides gradients by this factor before the exchange, as the
+        # inner optimizer would.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -136,8 +136,8 @@ class ShardedState(Wrapper):
     def __dir__(self) -> list[str]:
         """Return the attributes without the inner optimizer.
 
-        Keras saves the attributes listed here. The inner optimizer's state is
-        already in `variables`.
+        Keras saves the attributes that this method returns. `variables` already
+        contains the inner optimizer's state.
         """
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
@@ -156,7 +156,7 @@ class ShardedState(Wrapper):
         self.inner_optimizer.set_weights(weights)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Overwrite weights with averages if `use_ema`, at the end of `fit`."""
+        """With `use_ema`, overwrite weights with averages after training."""
         inner = self.inner_optimizer
         if self._slots is None or not inner.use_ema:
             inner.finalize_variable_values(var_list)
@@ -166,7 +166,7 @@ class ShardedState(Wrapper):
             self._steps.overwrite(var_list)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Choose owners, and create the inner optimizer's state on them."""
+        """Choose owners, and create the inner optimizer's state there."""
         if self.built:
             return
         inner, variables = self.inner_optimizer, list(variables)
@@ -179,9 +179,9 @@ class ShardedState(Wrapper):
             _check_distributed(inner, strategy, variables)
             agree_on_overflow()
             self._distribute(strategy, variables)
-        # Skips our own `build`: master weights belong to the inner optimizer.
+        # Skip `Optimizer.build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
-        # Set last, or Keras would create averages here.
+        # Set this last, or Keras would create averages here.
         self.use_ema = inner.use_ema
 
     def _distribute(
@@ -214,11 +214,11 @@ class ShardedState(Wrapper):
     def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Step the pieces that this replica owns; send them to all replicas."""
+        """Accumulate gradients, or step at the owners and send the weights."""
         inner = self.inner_optimizer
         unscaled = (inner, "loss_scale_factor", None)
         if self._slots is None:
-            # Keras applies constraints after this step, on all replicas.
+            # Keras applies constraints after this step.
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return
@@ -298,7 +298,7 @@ def _check_distributed(
             "`ShardedState` must be used under `MirroredStrategy` or "
             "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
             f"{type(strategy).__name__}. Create the model and the optimizer in "
-            "the scope of one of these."
+            "the scope of one of these strategies."
         )
     given = inner.gradient_accumulation_steps
     if given and isinstance(inner, HostOptimizer):
@@ -314,7 +314,7 @@ def _check_distributed(
             "`gradient_accumulation_steps`. Received: "
             f"`{type(inner).__name__}` with use_ema=True and "
             f"gradient_accumulation_steps={given}: Keras updates averages "
-            "after every batch. Leave one of the two out."
+            "after every batch. Leave one of the two arguments out."
         )
     for variable in variables:
         if is_overwritten(inner, variable):

@@ -163,7 +163,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         SparseLoCo", arXiv:2508.15706.
     """
 
-    _alone = (
+    _single_replica_warning = (
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )

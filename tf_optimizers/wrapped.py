@@ -21,8 +21,8 @@ from tf_optimizers._compat.keras_internals import built_variables
 _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "numpy", "tensorflow", "tf_optimizers")
 }
-# Only attributes of these types are searched in the user's objects. A search of
-# all attributes would never end.
+# In the user's objects, only attributes of these types are searched. A search
+# of all attributes might never end.
 _HOLDERS = (keras.optimizers.Optimizer, keras.layers.Layer, dict, list, tuple)
 
 
@@ -61,7 +61,7 @@ def kind_of(optimizer: Any) -> str:
 def with_updated(
     model: keras.Model, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Return `variables`, and all others that a model's optimizers update.
+    """Return `variables`, and other variables that a model's optimizers update.
 
     The other variables may be frozen by now, or belong to layers that Keras
     does not track.
@@ -76,10 +76,10 @@ def with_updated(
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
-    """Build compiled optimizers, and return the names of unbuilt optimizers.
+    """Build compiled optimizers; return the names of optimizers still unbuilt.
 
-    An optimizer that was not passed to `compile` may stay unbuilt, as only the
-    user knows its variables.
+    An optimizer that was not passed to `compile` may stay unbuilt, because only
+    the user knows its variables.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):
@@ -122,15 +122,15 @@ def _search(
 
 
 def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the objects in `value` that may hold optimizers, by name."""
+    """Return (name, object) for each object in `value` to be searched."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]", each) for key, each in value.items()]
     if isinstance(value, (list, tuple)):
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
-    if not isinstance(value, keras.layers.Layer) and not _is_users(value):
+    if not isinstance(value, keras.layers.Layer) and not _is_user_object(value):
         return []
     # Keras's private attributes come last, so that a layer gets the name of the
-    # attribute that the user has assigned.
+    # attribute that the user assigned.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -140,8 +140,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     ]
 
 
-def _is_users(value: Any) -> bool:
-    """Return whether an object's class is the user's own."""
+def _is_user_object(value: Any) -> bool:
+    """Return whether an object is an instance of the user's own class."""
     library = type(value).__module__.partition(".")[0]
     is_instance = hasattr(value, "__dict__") and not isinstance(value, type)
     return is_instance and library not in _LIBRARIES
@@ -154,18 +154,17 @@ def _wrapped_by(optimizer: Any) -> list[Any]:
     return [*found, *getattr(optimizer, "optimizers", [])]
 
 
-# Built optimizers that take several local steps, in the same order on all
-# workers.
+# Built optimizers that take local steps, in the same order on all workers.
 _local: list[weakref.ref[Any]] = []
 
 
 def note_local_steps(optimizer: Any) -> None:
-    """Remember a built optimizer that takes several local steps."""
+    """Remember a built optimizer that takes local steps."""
     _local[:] = [each for each in _local if each() is not None]
     _local.append(weakref.ref(optimizer))
 
 
-def steppers(model: keras.Model) -> list[Any]:
+def sparse_locos_of(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` of a model, including wrapped optimizers."""
     every = every_optimizer(model)
     return [each for each in every if hasattr(each, "synchronize")]
@@ -176,7 +175,7 @@ def local_steppers(model: keras.Model) -> list[Any]:
 
     The optimizer may belong to a model that contains `model`, or to no model.
     """
-    found = [each for each in steppers(model) if each.sync_every > 1]
+    found = [each for each in sparse_locos_of(model) if each.sync_every > 1]
     own = _ids(model.variables)
     others = [
         each
@@ -189,8 +188,8 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
-    The list is empty if the model has any other optimizer, since that optimizer
-    may exchange values in every step.
+    The list is empty if the model has any other optimizer, because that
+    optimizer may exchange values in every step.
     """
     found: list[Any] = []
     for optimizer in optimizers_of(model).values():
@@ -211,8 +210,8 @@ class LocalRound(NamedTuple):
     Attributes:
         ends: Whether the next step is the last of the round; a bool tensor.
         batches: The number of batches in a whole round.
-        overlaps: Whether the values of a round travel while the next round
-            runs.
+        overlaps: Whether the values of a round are exchanged while the next
+            round runs.
     """
 
     ends: tf.Tensor
@@ -221,10 +220,10 @@ class LocalRound(NamedTuple):
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
-    """Return the optimizers' current round; call it outside of `strategy.run`.
+    """Return the current round of a model's optimizers.
 
-    If the optimizers' rounds differ, the current round ends as soon as one of
-    these rounds ends.
+    Call this function outside of `strategy.run`. If the optimizers' rounds
+    differ, the current round ends as soon as one of these rounds ends.
 
     Args:
         optimizers: The result of `only_local_steppers`.

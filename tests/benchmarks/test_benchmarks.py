@@ -169,7 +169,7 @@ def test_traffic_of_shards_equals_the_optimizer_s(workers, dtype):
     n, k = 100_000_000, 100_000
     wire = Wire(workers, dtype, is_packed=True)
     exchange = choose_exchange(wire, [n], [k], "sharded")
-    said = (workers - 1) * exchange.bytes_for_one
+    said = (workers - 1) * exchange.peer_bytes
     found = traffic.reduce_scatter(dtype).traffic(n, k / n, workers)
     assert found.bytes == pytest.approx(said, rel=0.05)
 

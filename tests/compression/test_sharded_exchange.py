@@ -163,7 +163,7 @@ def test_bytes_do_not_grow_with_replicas():
     def passed_on(replicas):
         wire = Wire(replicas, "float32", is_packed=True)
         exchange = ShardedExchange(wire, [10**8], [10**5])
-        return (replicas - 1) * exchange.bytes_for_one
+        return (replicas - 1) * exchange.peer_bytes
 
     gathered = 7 * Wire(8, "float32", True).entry_bits(10**8, 10**5) / 8
     assert passed_on(8) < gathered / 3.5

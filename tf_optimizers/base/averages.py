@@ -25,7 +25,7 @@ from tf_optimizers.base.precision import MasterWeights
 
 
 class Averages:
-    """Averages weights in full precision, and overwrites weights with averages.
+    """Averages weights in full precision; overwrites weights with averages.
 
     Args:
         optimizer: The optimizer that updates the weights.
@@ -72,7 +72,7 @@ class Averages:
     def start(self) -> None:
         """Set the averages to the weights if there was no update yet."""
         if not self._optimizer.use_ema:
-            return  # The optimizer that wraps this one has the averages.
+            return  # Callbacks read the averages of an outer optimizer here.
 
         def start() -> None:
             tf.cond(
@@ -135,7 +135,7 @@ class Averages:
             with tf.device(mean.device):
                 value = tf.cast(mean, variable.dtype)
                 if master is not None:
-                    # Only the variable itself gets the rounded value.
+                    # The master weight gets the average without rounding.
                     local_component(master, variable).assign(mean)
             variable.assign(value)
 

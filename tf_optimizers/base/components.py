@@ -38,9 +38,9 @@ def own_component(variable: Any) -> tf.Variable:
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of a variable's first copy on this worker.
+    """Return the value of a variable's first component on this worker.
 
-    The value is on the device of that copy.
+    The value is on the device of that component.
     """
     first = components(variable)[0]
     with tf.device(first.device):
@@ -68,13 +68,13 @@ class OnReplicas:
 class Accumulators:
     """The accumulated gradients of some variables, in one call of `apply`.
 
-    `is_full` is true if this call updates the variables.
-
     Args:
         optimizer: The optimizer that accumulates.
         variables: The variables that have gradients.
-        placement: `OnReplicas` or `OnHost`, which holds the
-            accumulators.
+        placement: `OnReplicas` or `OnHost`, which holds the accumulators.
+
+    Attributes:
+        is_full: Whether this call updates the variables; a bool tensor.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean gradients, including those of this call.
+        """Return the mean gradients, including the gradients of this call.
 
         If a variable has several gradients in this call, the accumulated sum
         is added only to the first.

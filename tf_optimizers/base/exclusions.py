@@ -2,7 +2,7 @@
 
 Loading a model changes the paths of its variables: the model's name is dropped,
 and layers that the user did not name get other numbers. For example, the paths
-in the first line become those in the second line:
+in the first line become the paths in the second line:
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
@@ -113,7 +113,7 @@ class Exclusions:
         return found
 
     def as_patterns(self) -> list[str] | None:
-        """Return all patterns for a config, including those for names."""
+        """Return all patterns, including the patterns made from `var_names`."""
         if self.patterns is None and not self.names:
             return None
         return [*(self.patterns or ()), *self.names]
@@ -151,7 +151,7 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that `patterns` match, or matched when saved."""
+        """Return the positions that patterns match, or matched when saved."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
@@ -220,22 +220,22 @@ def check_exclusions(
 
 
 def check_weight_decay(value: float | None) -> float:
-    """Check `weight_decay`; return it as a float, 0 for None."""
+    """Check `weight_decay`, and return a float; None becomes 0."""
     return check_non_negative("weight_decay", 0.0 if value is None else value)
 
 
-# Matches an escaped character, a set, or an anchor.
-_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
+# Matches an escaped character, a character set, or the anchor ^.
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
 
 
 def _in_name(pattern: str) -> str:
     """Return a pattern that searches only after the last slash of a path."""
     flags = "".join(re.findall(r"^(?:\(\?[aiLmsux]+\))+", pattern))
-    body = _PARTS.sub(
+    body = _TOKENS.sub(
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags must come first. The lookahead keeps matches in the last part.
+    # Flags must come first. The lookahead limits matches to the last part.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
 
 
@@ -253,11 +253,11 @@ def _labels(variables: Sequence[Any]) -> list[str]:
 
 
 def _without_model(paths: Sequence[str]) -> list[str]:
-    """Return paths without the model's name, if all begin with it."""
+    """Drop the model's name from paths if all paths begin with this name."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is that of a layer. The name of a model
-    # is followed by at least two names.
+    # In `dense/kernel`, the first name is a layer's. After a model's name come
+    # at least two names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 
@@ -266,7 +266,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
     """Return the position of the variable that had this path when saved.
 
     Raises:
-        ValueError: If no variable fits, or if several do.
+        ValueError: If no variable fits, or if several variables fit.
     """
     paths = list(map(path_of, variables))
     found = [
@@ -283,7 +283,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _differ_by_model(path: str, other: str) -> bool:
-    """Return whether two paths differ only by the names of models."""
+    """Return whether two paths differ only by leading names of models."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 

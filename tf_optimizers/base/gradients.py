@@ -38,8 +38,8 @@ def in_state_dtype(
 
     The results have static shapes, except for the number of rows of
     `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
-    reduction expects. The gradients may have no device, as arguments of a
-    `tf.function` do.
+    reduction expects. Gradients that are arguments of a `tf.function` have no
+    device before.
     """
     return [
         None
@@ -96,11 +96,13 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
 
 
 def check_replica_context(replicas: int) -> None:
-    """Raise if called outside of `strategy.run`, with several replicas."""
+    """With several replicas, raise if called outside of `strategy.run`."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received a call outside of it."
+            "`apply` must run in `strategy.run`. Received a call outside of "
+            "`strategy.run`. Pass the function that calls `apply` to "
+            "`strategy.run`."
         )
 
 
@@ -149,8 +151,8 @@ def clip(
     """Clip the norm of each gradient, the global norm, or each element.
 
     At most one limit may be given. If a norm is not finite, all elements that
-    the norm would scale become NaN. With `xla`, scaling takes one pass over
-    memory; otherwise, each operation takes a pass.
+    this norm covers become NaN. With `xla`, scaling takes one pass over memory;
+    otherwise, each operation takes a pass.
     """
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]

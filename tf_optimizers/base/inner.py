@@ -27,9 +27,9 @@ class Wrapper(Optimizer):
 
     Args:
         inner_optimizer: The wrapped optimizer.
-        *args: Arguments of the next class's constructor, after the learning
-            rate.
-        **kwargs: Keyword arguments of that constructor.
+        *args: Arguments of the next constructor in the method resolution order,
+            after the learning rate.
+        **kwargs: Keyword arguments of this constructor.
     """
 
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -155,8 +155,8 @@ class InnerSteps:
 
         Args:
             gradients: Dense gradients of the weights.
-            weights: This replica's components of the variables, or the rows
-                whose state it holds.
+            weights: This replica's components of the variables, or the rows of
+                the variables whose state this replica holds.
             indices: Positions of the variables among all variables.
             settings: Attributes of optimizers to replace during the step.
         """

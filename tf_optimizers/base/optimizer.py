@@ -48,7 +48,7 @@ from tf_optimizers.replicas import replicas_of
 
 @with_hooks
 class Optimizer(keras.optimizers.Optimizer):
-    """A Keras optimizer that clips, averages and rounds at the right stages.
+    """A Keras optimizer that exchanges gradients, and steps in full precision.
 
     The gradients of a replica pass through `apply` in this order:
 
@@ -63,10 +63,11 @@ class Optimizer(keras.optimizers.Optimizer):
     batch. Subclasses replace stages, but keep the order:
 
         Lamb, LANS    `update_step`, for many variables at a time on a GPU
-        DGCMomentum   `_update`: it clips, then exchanges the largest entries
-        AdamOffload   `_accumulate`: it exchanges before it accumulates, since
-                      one accumulator serves all replicas, and clips later;
-                      `_step`: it runs once, on the host, and sends the changes
+        DGCMomentum   `_update`, which clips before it exchanges the largest
+                      entries
+        AdamOffload   `_accumulate`, which exchanges gradients first, because
+                      one accumulator serves all replicas; `_step`, which clips
+                      and steps once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
     weights. `_placement` decides where averages and accumulators are: on every
@@ -135,8 +136,9 @@ class Optimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Exclude variables from weight decay, in addition to the patterns.
 
-        Unlike Keras's method of this name, this method changes the config. Each
-        call replaces the previous call. Every replica may make the same call.
+        Unlike in Keras, the config saves these exclusions. Each call replaces
+        the exclusions of the previous call. Every replica may make the same
+        call.
 
         Args:
             var_list: Variables to exclude.
@@ -235,7 +237,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Exchange this replica's gradients, and step."""
+        """Exchange this replica's gradients, and update the variables."""
         self._step(self._exchange(gradients, variables), variables)
 
     def _exchange(
@@ -282,7 +284,7 @@ class Optimizer(keras.optimizers.Optimizer):
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved as this optimizer's."""
+        """Return the optimizer whose state is saved for this optimizer."""
         # Not an attribute, since Keras would track the optimizer's variables.
         return self
 

@@ -45,8 +45,7 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     `set_weights`, a constraint or a restored checkpoint has changed the
     variable. Such an element gets the variable's value.
     """
-    # Bits are compared, because XLA may skip rounding to half precision and
-    # back.
+    # Compare bits, because XLA may skip a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
     is_stale = rounded != tf.bitcast(value, tf.uint16)
     return tf.where(is_stale, tf.cast(value, master.dtype), master)
@@ -107,6 +106,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # A master weight begins at 0, and the first step sets it to the weight: a
-    # model that is built in a trace has no weights yet.
+    # A master weight begins at 0, and the first step sets it to the weight. A
+    # model that is built while a step is traced has no weights yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")

@@ -7,16 +7,16 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 def keep_out_of_xla() -> None:
-    """Let `compile` turn XLA off for models whose optimizer cannot use it.
+    """Let `compile` turn XLA off for models whose optimizer cannot use XLA.
 
     Such an optimizer has `_supports_jit = False`, and its constructor calls
-    this function. From then on `jit_compile="auto"`, the default, turns XLA off
-    for every model that uses such an optimizer anywhere.
+    this function. From then on, `jit_compile="auto"`, the default, turns XLA
+    off for every model that has such an optimizer, even a wrapped one.
     """
-    choose_xla(_has_one)
+    choose_xla(_cannot_use_xla)
 
 
-def _has_one(model: keras.Model) -> bool:
+def _cannot_use_xla(model: keras.Model) -> bool:
     """Return whether a model has an optimizer that cannot run under XLA."""
     return not all(
         getattr(part, "_supports_jit", True) for part in every_optimizer(model)

@@ -65,8 +65,8 @@ class Entries(NamedTuple):
 
     Args:
         values: [n].
-        positions: int [n], increasing. The first positions may be -1: entries
-            there are not sent. After an exchange, the entries of all replicas
+        positions: int [n], increasing. The first positions may be -1; these
+            entries are not sent. After an exchange, the entries of all replicas
             follow one another, and an entry that was not sent has position 0
             and value 0.
         size: Number of elements of the tensor.
@@ -93,7 +93,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices, as int32 if the static dense shape allows this."""
+    """Return the indices; as int32 if the static dense shape allows int32."""
     shape = None
     if slices.dense_shape is not None:
         shape = tf.get_static_value(slices.dense_shape)
@@ -120,7 +120,7 @@ def whole_bytes(bits: Sequence[int]) -> list[int]:
 
 
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
-    """Return the number of words in each row of `pack_entries`."""
+    """Return the number of words in each row that `pack_entries` returns."""
     bits = [
         packed_bits(e.size, e.values.shape[0] // rows, e.code, len(e.ends) or 1)
         for e in entries
@@ -153,7 +153,7 @@ def unpack_entries(
     """Return all received entries, in the order of their rows.
 
     Args:
-        words: int32 [any, words], each a row of `pack_entries`.
+        words: int32 [any, words], rows that `pack_entries` returned.
         entries: The entries that this replica packed, for dtypes and shapes.
         rows: The number of rows that this replica packed.
     """

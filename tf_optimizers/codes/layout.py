@@ -20,8 +20,8 @@ CHUNK = 64
 def chunk_count(count: int, tensors: int = 1) -> int:
     """Return the most chunks that `count` entries of `tensors` tensors need.
 
-    The first entry of each tensor begins a chunk. Every 64 further entries may
-    need another chunk.
+    The first entry of each tensor begins a chunk. Each `CHUNK` further entries
+    may need another chunk.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)
 
@@ -56,7 +56,7 @@ class Layout:
         ]
 
     def fill(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return chunks of the parts, [chunks, CHUNK], with zeros in gaps."""
+        """Return the parts in chunks, [chunks, CHUNK], with zeros in gaps."""
         filled: list[tf.Tensor] = []
         for own, part in zip(self._parts, parts, strict=True):
             filled += own.fill(part)
@@ -124,6 +124,6 @@ class _SeveralTensors:
 
 
 def _first(rising: tf.Tensor, count: int) -> tf.Tensor:
-    """Return, for each row, the first index of each number below `count`."""
+    """Return the first index of each number below `count`, for each row."""
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

@@ -1,9 +1,9 @@
 """Encodes positions of entries in few bits.
 
-This is the Elias-Fano code. The low bits of a position are sent as they are.
-The high bits are the number of a block. Since positions increase, blocks are
-encoded as a 1 for each entry and a 0 at the end of each block. With 3 low bits,
-a block has 8 addresses:
+This is the Elias-Fano code. The address of an entry is its position plus 1. The
+low bits of an address are sent as they are. The high bits are the number of a
+block. Since addresses increase, blocks are encoded as a 1 for each entry and a
+0 at the end of each block. With 3 low bits, a block has 8 addresses:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
@@ -29,8 +29,8 @@ import tensorflow as tf
 # the highest byte. Byte i moves by 56 - 7 i bits, to bit 56 + i, and no other
 # byte moves there.
 _COLLECT_BITS = sum(1 << 56 - 7 * i for i in range(8))
-# Multiplying a byte by `_COPY_BYTE` copies it to all eight bytes. With
-# `_OWN_BITS`, byte i then keeps bit i.
+# Multiplying a byte by `_COPY_BYTE` copies the byte to all eight bytes. The
+# mask `_OWN_BITS` then keeps bit i of byte i.
 _COPY_BYTE = sum(1 << 8 * i for i in range(8))
 _OWN_BITS = sum(1 << 8 * i + i for i in range(8))
 _HIGHEST = np.uint64(56)
@@ -76,7 +76,7 @@ def from_planes(bits: tf.Tensor, width: int, count: int) -> tf.Tensor:
 def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
     """Return bool [rows, size], True at the positions `where`.
 
-    `where` is int64 [rows, n], and must not decrease in a row.
+    `where` is int64 [rows, n], and must not decrease within a row.
     """
     rows = where.shape[0]
     flat = tf.reshape(where + _first(rows, size), [-1])
@@ -190,7 +190,7 @@ class _BitPerElement(NamedTuple):
         return self.size
 
     def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        # The number of 1 bits implies how many positions are -1.
+        # Positions of -1 get no bit. The reader counts the missing bits.
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:

@@ -94,8 +94,8 @@ class Chunked:
     ) -> list[tf.Tensor]:
         """Return the float32 values that a receiver reads.
 
-        Rounding twice changes nothing: the largest magnitude of a chunk, and
-        the mean of equal magnitudes, stay the same.
+        Rounding these values again changes nothing, because the largest
+        magnitude of a chunk and the mean of equal magnitudes stay the same.
         """
         codes, scales = self._encode(layout.fill(values))
         return self._decode(codes, scales, layout)

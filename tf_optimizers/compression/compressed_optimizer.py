@@ -33,7 +33,7 @@ class CompressedOptimizer(Optimizer):
     """
 
     _supports_jit = False  # XLA cannot compile a selection by value.
-    _alone: str  # The warning if there is only one replica.
+    _single_replica_warning: str
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class CompressedOptimizer(Optimizer):
         self._compressor = compressor
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the gradient accumulators and the residuals of variables."""
+        """Create gradient accumulators, residuals and other state."""
         if self.built:
             return
         super().build(variables)
         strategy = strategy_of(self)
         if strategy.num_replicas_in_sync == 1:
-            warnings.warn(self._alone, stacklevel=3)
+            warnings.warn(self._single_replica_warning, stacklevel=3)
         self._compressor.build(strategy)
         self._add_state(variables)
 
@@ -77,7 +77,7 @@ class CompressedOptimizer(Optimizer):
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add this worker's gradient to the variable's residual."""
+        """Add a gradient, summed on this worker, to the variable's residual."""
         raise NotImplementedError
 
     def _dense_update(
@@ -152,8 +152,8 @@ class CompressedOptimizer(Optimizer):
         """Return the bytes that one replica sends in a step with an exchange.
 
         A byte counts once, at the replica that contributes it. A ring of N
-        devices then forwards entries N - 1 times, and the bytes of a dense
-        tensor 2 (N - 1) / N times, because the ring sums dense tensors.
+        devices forwards each byte of entries N - 1 times, and each byte of a
+        dense tensor 2 (N - 1) / N times, because the ring sums dense tensors.
         For sparse gradients, `DGCMomentum` counts the bytes of its last step,
         whatever `step` is. Before the first step, sparse gradients count as
         dense. `SparseLoCo` makes sparse gradients dense.

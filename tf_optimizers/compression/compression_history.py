@@ -1,4 +1,4 @@
-"""Tracks which variables were compressed, and sends loaded residuals."""
+"""Tracks compressed variables, and makes a step send loaded residuals."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,8 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The first step that sends loaded residuals, if they were loaded after
-        # the cool-down.
-        self._late: int | None = None
+        # The step that sends residuals which were loaded after the cool-down.
+        self._flush_step: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
         """Before the first step, find the nonzero residuals of a loaded state.
@@ -51,7 +50,7 @@ class CompressionHistory:
                 self._indices.update(nonzero)
                 step = int(tf.convert_to_tensor(optimizer.iterations))
                 if nonzero and self._schedule.is_over(step):
-                    self._late = step
+                    self._flush_step = step
         self._is_begun = True
 
     def _nonzero(self, residuals: Mapping[int, Residual]) -> list[int]:
@@ -70,13 +69,13 @@ class CompressionHistory:
         step = tf.cast(updates, tf.int64)
         schedule = self._schedule
         stage = schedule.stage(step)
-        if self._late is None:
+        if self._flush_step is None:
             return stage
-        is_late = (step >= self._late) & (
-            step < self._late + schedule.sync_every
+        is_flush = (step >= self._flush_step) & (
+            step < self._flush_step + schedule.sync_every
         )
         sends_all = tf.cast(schedule.stages.index(0.0), stage.dtype)
-        return tf.where(is_late, sends_all, stage)
+        return tf.where(is_flush, sends_all, stage)
 
     def densify(
         self,
@@ -86,8 +85,8 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        The residual of such a variable differs between replicas, so updates of
-        single rows would differ, too.
+        The momentum u of such a variable differs between replicas. Updates that
+        replicas compute from u would differ, too.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient

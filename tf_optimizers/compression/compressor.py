@@ -65,7 +65,7 @@ class Compressor:
             rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
 
-    # "gathered" or "sharded" forces that exchange; see `choose_exchange`.
+    # Tests and benchmarks set "gathered" or "sharded" to force this exchange.
     exchange_kind: str | None = None
 
     def __init__(
@@ -111,8 +111,8 @@ class Compressor:
                 replicas. Defaults to `None`.
             masking: Whether u becomes 0 wherever entries of v are sent. If not,
                 a step that sends all of v also sums u, and gives every replica
-                an N-th of the sum: once gradients are dense again, u must be
-                equal on all replicas. Defaults to `True`.
+                an N-th of the sum. Later steps send dense gradients, and need
+                the same u on all replicas. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -207,8 +207,8 @@ class Compressor:
             gradients: Passed to `function`.
             function: Traced once per stage of the schedule. It may exchange
                 values and change variables.
-            is_due: bool scalar, equal on all replicas. If False, `function` is
-                not called. Defaults to `None`, which always calls `function`.
+            is_due: bool scalar, equal on all replicas. Whether to call
+                `function`. Defaults to `None`, which means True.
         """
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
@@ -232,7 +232,7 @@ class Compressor:
         Args:
             updates: The optimizer's `iterations`.
             sparsity: Fraction of entries that are not sent; 0 or None sends
-                all.
+                all entries.
             compressed: Indices of the variables whose residuals are sent.
             others: Gradients that are sent whole.
             rate: Scalar to which residuals are proportional: the learning rate,
@@ -268,8 +268,8 @@ class Compressor:
     ) -> list[Gradient]:
         """Send whole residuals, and set them to 0.
 
-        Nothing is selected or rounded. Momentums without masking are summed
-        too, and every replica keeps an N-th of each sum.
+        Nothing is selected or rounded. Momentums without masking are summed,
+        too. Every replica keeps an N-th of each sum; see `add`.
         """
         residuals = [self._residuals[i] for i in compressed]
         unmasked = [
@@ -290,7 +290,8 @@ class Compressor:
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return the bytes that a replica sends, by index of the variable.
 
-        Variables that are sent as dense tensors are left out.
+        Variables that send exactly the bytes of a dense gradient may be left
+        out.
         """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
@@ -320,8 +321,8 @@ class Compressor:
     def mean_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the mean gradients over this worker's part of the batch.
 
-        Keras has divided the loss by the number of all replicas, so the sum is
-        multiplied by the number of workers.
+        Keras divides the loss by the number of all replicas, so the sum over
+        this worker's replicas is multiplied by the number of workers.
         """
         workers = self.wire.replicas // self.wire.devices
         if workers == 1:
@@ -330,7 +331,7 @@ class Compressor:
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Multiply an update, dense or sparse, by its unit."""
+    """Return an update, dense or sparse, times a unit."""
     if not isinstance(update, tf.IndexedSlices):
         return unit * update
     values = unit * tf.cast(update.values, unit.dtype)

@@ -27,10 +27,10 @@ class GatheredExchange(Exchange):
     """Every replica gathers the selected entries of all replicas."""
 
     @property
-    def bytes_for_one(self) -> float:
+    def peer_bytes(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # A dense sum moves twice the bytes counted here. It costs less per
-        # byte than entries, because it needs no sorting.
+        # A dense sum moves twice the bytes counted here, but needs no sorting,
+        # so it costs less per byte than entries.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -96,7 +96,7 @@ class GatheredExchange(Exchange):
         return Entries(values, positions, size)
 
 
-# Shards are used only if they divide the bytes by at least this factor.
+# Shards are used only if they divide the cost by at least this factor.
 _LEAST_SAVING = 2
 # The cost of a message to one replica, in bytes. A message takes 2.5 ms
 # (measured), as long as 32 KiB at 100 Mbit/s. `ROUND_BYTES` in message.py, the
@@ -116,8 +116,8 @@ def choose_exchange(
     replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
     K / N entries to each, and then K / N sums, so the cost does not grow. But
     shards take two messages instead of one, and small sums stay in the
-    residual. So shards must halve the bytes. With M = 32,768 bytes for a
-    message, shards are chosen if, in bytes for one other replica,
+    residual. So shards are chosen only if they halve the cost. With M = 32,768
+    bytes for a message, the rule is, in bytes for one other replica,
 
         (all entries) + M > 2 (entries for one shard + its sums + 2 M)
 
@@ -132,7 +132,7 @@ def choose_exchange(
     if kind == "gathered" or not wire.is_packed or not sizes:
         return gathered
     sharded = ShardedExchange(wire, sizes, counts)
-    by_shards = _LEAST_SAVING * (sharded.bytes_for_one + 2 * _MESSAGE_BYTES)
-    if kind == "sharded" or gathered.bytes_for_one + _MESSAGE_BYTES > by_shards:
+    by_shards = _LEAST_SAVING * (sharded.peer_bytes + 2 * _MESSAGE_BYTES)
+    if kind == "sharded" or gathered.peer_bytes + _MESSAGE_BYTES > by_shards:
         return sharded
     return gathered

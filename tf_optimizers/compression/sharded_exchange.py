@@ -8,9 +8,9 @@
     the largest sums of each tensor      the largest sums of each tensor
         └──────────────────── all-gather ────────────────┘
 
-The bytes do not grow with the number of replicas. To each shard, a replica
-sends its largest entries there, up to the shard's capacity. An entry is removed
-from v and u if it fitted into its shard and its sum came back. All other
+The bytes do not grow with the number of replicas. A replica sends its largest
+entries of each shard, up to the shard's capacity. An entry is removed from v
+and u if the entry fitted into its shard, and its sum came back. All other
 entries stay in v and u.
 """
 
@@ -38,10 +38,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 class ShardedExchange(Exchange):
-    """Each replica sums the entries of a shard, and sends the largest sums.
-
-    An entry counts as sent if it fitted into its shard, and its sum came back.
-    """
+    """Each replica sums the entries of a shard, and sends the largest sums."""
 
     @property
     def shards(self) -> Shards:
@@ -61,7 +58,7 @@ class ShardedExchange(Exchange):
         return each * self.wire.devices
 
     @property
-    def bytes_for_one(self) -> int:
+    def peer_bytes(self) -> int:
         """The bytes that a replica sends to each other replica."""
         return sum(self._bytes)
 
@@ -128,9 +125,9 @@ class ShardedExchange(Exchange):
     ) -> tuple[Entries, tf.Tensor]:
         """Return this replica's entries, and the values that receivers read.
 
-        The values are those of all selected entries of the worker, 0 where an
-        entry does not fit: the devices of a worker share a residual, so each
-        device rounds the entries of all devices.
+        There is a value for every selected entry of the worker, 0 if the entry
+        does not fit into its shard. The devices of a worker share a residual,
+        so each device rounds the entries of all devices.
         """
         order = rising(addresses)
         inner = tf.gather(addresses, order)
@@ -147,7 +144,7 @@ class ShardedExchange(Exchange):
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
-        # An entry without a slot takes the 0 after the last slot.
+        # An entry without a slot reads the 0 after the last slot.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
         return Entries(
             *(self._own_rows(rounded), self._own_rows(groups), span),

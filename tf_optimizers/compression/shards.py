@@ -32,7 +32,7 @@ class Shards(NamedTuple):
 
     Args:
         sizes: Number of elements of each tensor.
-        sums: Number of sums that each shard returns for each tensor.
+        sums: For each tensor, the number of sums that each shard returns.
         replicas: Number of replicas, N. Each replica sums one shard.
     """
 

@@ -10,14 +10,15 @@ import tensorflow as tf
 from tf_optimizers.checks import check_decay_rate, check_integer
 
 # The warm-up of arXiv:1712.01887.
-PAPERS = (0.75, 0.9375, 0.984375, 0.996, 0.999)
-# The settings of `for_steps`, found by benchmarks/accuracy.py. The stage 0.75
-# would send most of a run's bytes. Without 0.75, other stages can be longer.
-RECOMMENDED, STAGES, VALUE_DTYPE = PAPERS[1:], 16, "int4"
+WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
+# The settings of `DGCMomentum.for_steps`, found by benchmarks/accuracy.py. The
+# stage 0.75 would send most of a run's bytes. Without this stage, the other
+# stages can be longer.
+RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
 # benchmarks/loco_accuracy.py in runs of 96 to 256 steps. Longer runs need the
 # updates that a decay would lose.
-NO_DECAY_FROM, SHORT_RUNS_DECAY = PAPERS[3], 0.7
+NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `SparseLoCo` with local steps, found by
 # benchmarks/local_schedule.py. A replica sends every entry once in
 # `STEPS_PER_ENTRY` steps, but at least `SENT_AT_LEAST` times in a run. A round
@@ -88,7 +89,7 @@ class SparsitySchedule:
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the index in `stages` at `step`, a tensor if `step` is."""
+        """Return the index in `stages` at `step`; a tensor for a tensor."""
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)
@@ -112,7 +113,7 @@ class SparsitySchedule:
     def _warm_up(self) -> Iterator[tuple[int, float | None]]:
         """Yield the start and the sparsity of each stage.
 
-        If several stages have the same start, only the last one counts.
+        If several stages have the same start, only the last of them counts.
         """
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:
@@ -156,14 +157,14 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    A sparsity is left out if a replica would send every entry less than twice
-    in the run, on average: rarer updates would be stale.
+    A sparsity is left out if a replica would send an entry less than twice in
+    the whole run, on average, because rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
         each for each in sparsities if steps * (1 - Fraction(str(each))) >= 2
     )
-    sparsity = sparsity or PAPERS[:1]
+    sparsity = sparsity or WARM_UP[:1]
     rampdown_step = max(1, (len(sparsity) - 1) * steps // stages)
     return {
         "sparsity": sparsity,
@@ -192,8 +193,9 @@ def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    A replica sends every entry once in `STEPS_PER_ENTRY` steps, on average, and
-    at least `SENT_AT_LEAST` times in the run.
+    On average, a replica sends each entry once in `STEPS_PER_ENTRY` steps, but
+    at least `SENT_AT_LEAST` times in the run. A round sends at most
+    `LARGEST_SHARE` of the entries, even if each entry is then sent less often.
     """
     steps = check_integer("steps", steps, 2)
     period = min(STEPS_PER_ENTRY, steps / SENT_AT_LEAST)
@@ -224,7 +226,7 @@ def _check_sparsity(value: Any) -> tuple[float, ...]:
     if not value:
         raise ValueError(
             "`sparsity` must have at least one stage. Received: "
-            f"sparsity={value!r}. The usual one is `sparsity=(0.999,)`."
+            f"sparsity={value!r}. The usual value is `sparsity=(0.999,)`."
         )
     sparsity = tuple(
         check_decay_rate(f"sparsity[{i}]", each) for i, each in enumerate(value)

@@ -20,21 +20,21 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# How many of the k largest entries the sample should hold. The standard
-# deviation is about the square root of this number. The threshold is four
-# deviations lower, so there are rarely fewer than k candidates. In that case, a
-# second search among all entries gives the exact result.
+# The sample should hold at least this many of the k largest entries. Their
+# number has a standard deviation of about its square root. The threshold allows
+# for four standard deviations, so there are rarely fewer than k candidates. If
+# there are fewer, a second search among all entries gives the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
-# The largest stride. A smaller stride samples more elements, and finds fewer
-# needless candidates. A candidate costs as much as sampling 4 elements.
+# The largest distance between samples. A smaller distance takes more samples,
+# and finds fewer needless candidates. A candidate costs as much as 4 samples.
 _STRIDE = 128
 
 # Entries per block, one cache line. Searching a block takes as long as skipping
 # 128 entries.
 _BLOCK = 16
 _SEARCH_COST = 128
-# Below this k, if entries are rare, sorting maxima is faster than sampling.
+# For a smaller k, if entries are rare, sorting maxima is faster than sampling.
 _LEAST_TO_SAMPLE = 1536
 
 _SMALLEST = 1  # The bits of the smallest magnitude above 0.
@@ -83,8 +83,8 @@ def top_k(
 def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
     """Return the result of `top_k`, by sorting the maxima of blocks.
 
-    The k largest entries lie in the k blocks with the largest maxima: each of
-    these blocks has an entry that no entry of another block exceeds.
+    The k largest entries lie in the k blocks with the largest maxima. Each of
+    these blocks has an entry that no entry of the remaining blocks exceeds.
     """
     rows = tf.reshape(
         tf.pad(values, [[0, -values.shape[0] % _BLOCK]]), [-1, _BLOCK]
@@ -161,7 +161,7 @@ def _stride(size: int, k: int) -> int:
     """Return the distance between samples.
 
     The distance has no factor in common with `size`, so that all rows and
-    columns are sampled evenly, even if some are 0.
+    columns of a matrix are sampled evenly, even if some of them are 0.
     """
     stride = min(k // _LARGEST_IN_SAMPLE, _STRIDE)
     while math.gcd(stride, size) > 1:

@@ -103,7 +103,7 @@ class SentRows:
         self._is_known = True
 
     def sent(self) -> dict[int, int]:
-        """Return the bytes of the last step, by index of the variable."""
+        """Return the bytes sent in the last step, by index of the variable."""
         return {
             index: int(tf.convert_to_tensor(size))
             for index, size in self._bytes.items()

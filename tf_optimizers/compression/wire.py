@@ -45,7 +45,7 @@ class Wire(NamedTuple):
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
         """Return the wire of a strategy."""
         group = replicas_of(strategy)
-        # Sharing saves traffic between workers; a single worker has none.
+        # Sharing saves only traffic between workers.
         is_shared = group.packs_entries and group.workers > 1
         devices = len(group.devices) if is_shared else 1
         return cls(group.count, dtype, group.packs_entries, devices)
@@ -126,7 +126,8 @@ class Selection(NamedTuple):
     Args:
         values: float32 [k], divided by the unit; sums over the worker's
             devices.
-        positions: int [k], in the flattened variable. The first may be -1.
+        positions: int [k], in the flattened variable. The first positions may
+            be -1, where there is no entry.
         shape: Shape of the variable.
     """
 

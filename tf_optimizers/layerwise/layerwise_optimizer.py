@@ -31,9 +31,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     step_each,
 )
 
-# The most variables in a launch, and the most elements in a launch of several
-# variables. Larger launches would save little time, and would need all their
-# gradients in memory at the same time.
+# The most variables in a launch of a GPU kernel, and the most elements in a
+# launch of several variables. Larger launches would save little time, and would
+# need all their gradients in memory at the same time.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -133,7 +133,8 @@ class LayerwiseOptimizer(Optimizer):
         gradients: list[Gradient],
         variables: list[tf.Variable],
     ) -> None:
-        if self.update_step != self._update_step:  # A subclass overrides it.
+        # A subclass may override `update_step`.
+        if self.update_step != self._update_step:
             super()._step_at(learning_rate, gradients, variables)
             return
         rates = [learning_rate] * len(variables)
@@ -207,7 +208,7 @@ def launches(
     A launch takes as long as stepping a few million parameters, so small
     variables share a launch. Variables in a launch have the same shape, so that
     a model needs few kernels. If a variable occurs several times, each
-    occurrence goes into a later launch than the previous one.
+    occurrence goes into a later launch than the previous occurrence.
 
     Args:
         variables: The index of each variable.

@@ -1,4 +1,4 @@
-"""Shared parts of the kernels of Lamb and LANS."""
+"""Functions that the kernels of Lamb and LANS share."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -60,7 +60,7 @@ def trust_ratio(
     weight_norm: tf.Tensor,
     norm: tf.Tensor,
 ) -> tf.Tensor:
-    """Return phi(weight_norm) / norm, or 1 if either is 0.
+    """Return phi(weight_norm) / norm, or 1 if either of the two is 0.
 
     phi clamps to the bounds. A NaN stays NaN, so that it reaches the weights.
     """

@@ -17,7 +17,7 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
     check_layers,
 )
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.wrapped import local_steppers, steppers
+from tf_optimizers.wrapped import local_steppers, sparse_locos_of
 
 # A run of fewer rounds may end with large residuals.
 _FEWEST_ROUNDS = 100
@@ -27,7 +27,7 @@ _FEWEST_ROUNDS = 100
 def watch_models() -> None:
     """Make Keras call the callbacks below for models with `SparseLoCo`."""
     check_names(LOCAL_STEPS)
-    call_first(EnoughRounds, lambda model: bool(steppers(model)))
+    call_first(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
     call_first(CommonWeights, lambda model: bool(local_steppers(model)))
     check_saving(_check_saved)
 
@@ -104,7 +104,7 @@ class EnoughRounds(keras.callbacks.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        return steppers(self.model)[0]
+        return sparse_locos_of(self.model)[0]
 
     def _count(self) -> int:
         return int(tf.convert_to_tensor(self._optimizer.iterations))
