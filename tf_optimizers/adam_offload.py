@@ -81,9 +81,9 @@ class AdamOffload(HostOptimizer):
     Sparse gradients: sent as rows, and made dense on the host. Duplicate rows
     are summed there. The update is dense.
     Not finite: a NaN or inf in g makes the same element of w not finite.
-    XLA: a train step that XLA compiles for another device cannot reach the
-    host. `compile` turns XLA off unless you pass `jit_compile=True`. In a
-    custom loop, do not compile the `tf.function` with XLA.
+    XLA: a train step that XLA compiles for a GPU cannot use the host. `compile`
+    turns XLA off unless you pass `jit_compile=True`. In a custom loop, do not
+    compile the `tf.function` with XLA.
     Differs from `mindspore.nn.AdamOffload`: v stays at the largest float
     instead of overflowing; excluded variables are never decayed, while
     MindSpore decays those in parameter groups; float64, half-precision and
@@ -165,13 +165,14 @@ class AdamOffload(HostOptimizer):
     def memory_summary(self) -> Summary:
         """Return the bytes of this optimizer and of Keras's Adam, by device.
 
-        The weights, state and master weights of all replicas in this worker
-        process are counted. Scalars are not counted.
+        The bytes are sums over all replicas in this worker process, without
+        scalars.
 
         Returns:
-            A dict {optimizer: {"device" or "host": {kind: bytes}}}. The
-            optimizers are this one and, for comparison,
-            `keras.optimizers.Adam`.
+            A dict {optimizer: {"device" or "host": {kind: bytes}}}. The keys
+            are the name of this optimizer's class and, for comparison,
+            `"keras.optimizers.Adam"`. The kinds are `"weights"`, `"state"` and
+            `"master_weights"`.
 
         Raises:
             RuntimeError: If the optimizer is not built yet.

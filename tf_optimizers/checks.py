@@ -47,7 +47,7 @@ def check_decay_rate(name: str, value: Any) -> float:
     return check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
-def check_share(name: str, value: Any) -> float:
+def check_fraction(name: str, value: Any) -> float:
     """Return `value` as a float in [0, 1]."""
     return check_number(
         name, value, "a number in [0, 1]", lambda x: 0 <= x <= 1
@@ -185,7 +185,7 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
     if "use_ema" in arguments:
         arguments["use_ema"] = check_boolean("use_ema", arguments["use_ema"])
     if "ema_momentum" in arguments:
-        arguments["ema_momentum"] = check_share(
+        arguments["ema_momentum"] = check_fraction(
             "ema_momentum", arguments["ema_momentum"]
         )
     if not isinstance(arguments.get("name"), (str, type(None))):

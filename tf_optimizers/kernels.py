@@ -92,7 +92,8 @@ def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def on_gpu() -> bool:
     """Return whether operations created here run on a GPU."""
     device = tf.DeviceSpec.from_string(tf.constant(0.0).device)
-    if device.device_type is None:  # In a graph: the default device.
+    if device.device_type is None:
+        # In a graph, operations without a device run on a GPU if there is one.
         return bool(tf.config.list_logical_devices("GPU"))
     return device.device_type == "GPU"
 

@@ -164,8 +164,8 @@ class ReplicaGroup:
     ) -> list[Any]:
         """Return the statements of all workers.
 
-        Call this outside of `strategy.run`. All workers must make the same
-        calls in the same order.
+        Call this method outside of `strategy.run`. All workers must make the
+        same calls in the same order.
 
         Args:
             subject: The subject of the statement, for errors.
@@ -250,7 +250,7 @@ def average(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return a function that calls TensorFlow's own `reduce` with a value."""
+    """Return a function that reduces a value with TensorFlow's `reduce`."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -265,7 +265,7 @@ def reduce_together(
 ) -> list[tf.Tensor]:
     """Reduce values; send all values of one dtype in one tensor.
 
-    Call this outside of `strategy.run`.
+    Call this function outside of `strategy.run`.
 
     Args:
         strategy: The strategy.

@@ -28,18 +28,18 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         after that:                 end_learning_rate
 
     t counts updates of the weights. The optimizers of this package make one
-    update for every `gradient_accumulation_steps` batches. Keras's optimizers
-    count batches instead, so multiply all step counts by
-    `gradient_accumulation_steps` for them.
+    update for every `gradient_accumulation_steps` batches. For Keras's
+    optimizers, which count batches instead, multiply all step counts by
+    `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.
 
     Args:
         learning_rate: float > 0. The highest rate, used in the constant part.
-        warmup_steps: int >= 0. Updates of the warm-up.
-        constant_steps: int >= 0. Updates at the highest rate.
-        decay_steps: int >= 1. Updates of the decay.
+        warmup_steps: int >= 0. Number of updates in the warm-up.
+        constant_steps: int >= 0. Number of updates at the highest rate.
+        decay_steps: int >= 1. Number of updates in the decay.
         end_learning_rate: float >= 0. The rate after the decay.
             Defaults to `0.0`.
         power: float > 0. The exponent of the decay; 1 is linear, as in the
@@ -62,7 +62,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Tells our optimizers to pass the number of updates, not of batches.
+    # Our optimizers then pass the number of updates, not the number of batches.
     counts_updates = True
 
     def __init__(

@@ -128,8 +128,8 @@ class ShardedState(Wrapper):
         The step of each entry must depend on that entry alone. Keras's `SGD`,
         `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`, `Nadam`,
         `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so is
-        `tfo.AdamOffload`. For a subclass, or a class of your own, set the
-        attribute `is_elementwise = True`.
+        `tfo.AdamOffload`. Any other elementwise class, including a subclass,
+        must set the attribute `is_elementwise = True`.
         """
         return is_elementwise(optimizer)
 

@@ -21,9 +21,9 @@ from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import (
     check_boolean,
+    check_fraction,
     check_integer,
     check_positive,
-    check_share,
 )
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.sparsity_schedule import (
@@ -195,7 +195,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             *(sparsity, rampup_begin_step, rampup_step),
             *(rampdown_begin_step, rampdown_step, sync_every),
         )
-        residual_decay = check_share("residual_decay", residual_decay)
+        residual_decay = check_fraction("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
         exclusions = sparse_loco_checks.check_arguments(kwargs)
         super().__init__(

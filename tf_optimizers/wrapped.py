@@ -58,7 +58,7 @@ def kind_of(optimizer: Any) -> str:
     return f"{name}({', '.join(map(kind_of, inner))})" if inner else name
 
 
-def with_updated(
+def with_updated_variables(
     model: keras.Model, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
     """Return `variables`, and other variables that a model's optimizers update.
@@ -122,7 +122,7 @@ def _search(
 
 
 def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return (name, object) for each object in `value` to be searched."""
+    """Return a pair (name, object) for each object to search in `value`."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]", each) for key, each in value.items()]
     if isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ from tf_optimizers.wrapped import (
     kind_of,
     only_local_steppers,
     optimizers_of,
-    with_updated,
+    with_updated_variables,
 )
 
 
@@ -64,7 +64,7 @@ def test_optimizers_of_compiled_parts_are_built(model):
 def test_their_variables_belong_to_the_model(model):
     outside = keras.Variable(1.0)
     model.wrapped.build([outside])
-    variables = with_updated(model, model.variables)
+    variables = with_updated_variables(model, model.variables)
     assert [outside] == [
         v for v in variables if all(v is not each for each in model.variables)
     ]

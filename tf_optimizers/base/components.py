@@ -100,7 +100,7 @@ class Accumulators:
         """Return the mean gradients, including the gradients of this call.
 
         If a variable has several gradients in this call, the accumulated sum
-        is added only to the first.
+        is added only to the first of these gradients.
         """
         means, seen = [], set()
         with self._placement.scope():

@@ -151,7 +151,7 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions that patterns match, or matched when saved."""
+        """Return the positions of matches, from the config or by a search."""
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
@@ -256,14 +256,14 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Drop the model's name from paths if all paths begin with this name."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is a layer's. After a model's name come
-    # at least two names.
+    # In `dense/kernel`, the first name is a layer's. A path that begins with a
+    # model's name has at least two more names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable that had this path when saved.
+    """Return the position of the variable that had a path in a saved config.
 
     Raises:
         ValueError: If no variable fits, or if several variables fit.

@@ -38,8 +38,8 @@ def in_state_dtype(
 
     The results have static shapes, except for the number of rows of
     `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
-    reduction expects. Gradients that are arguments of a `tf.function` have no
-    device before.
+    reduction expects. Gradients that are passed to a `tf.function` have no
+    device before this call.
     """
     return [
         None
@@ -109,7 +109,7 @@ def check_replica_context(replicas: int) -> None:
 def check_gradients(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> None:
-    """Raise if gradients have a wrong number, shape or dtype."""
+    """Raise if the number, a shape or a dtype of gradients is wrong."""
     if len(gradients) != len(variables):
         raise ValueError(
             "`apply` needs one gradient per variable. Received "

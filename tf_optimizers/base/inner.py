@@ -77,7 +77,7 @@ class Wrapper(Optimizer):
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
     """Raise if `value` is not a new optimizer.
 
-    `check` is called with `value` and with every optimizer that it wraps.
+    `check` is called with `value` and with every wrapped optimizer.
     """
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
@@ -155,8 +155,8 @@ class InnerSteps:
 
         Args:
             gradients: Dense gradients of the weights.
-            weights: This replica's components of the variables, or the rows of
-                the variables whose state this replica holds.
+            weights: This replica's components of the variables or, if variables
+                are split, the rows that this replica owns.
             indices: Positions of the variables among all variables.
             settings: Attributes of optimizers to replace during the step.
         """

@@ -285,7 +285,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def _saved_as(self) -> Any:
         """Return the optimizer whose state is saved for this optimizer."""
-        # Not an attribute, since Keras would track the optimizer's variables.
+        # Keras would track the optimizer's variables if this were an attribute.
         return self
 
     def _check_name(self, name: str) -> None:

@@ -93,7 +93,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices; as int32 if the static dense shape allows int32."""
+    """Return the indices, as int32 if the static dense shape allows int32."""
     shape = None
     if slices.dense_shape is not None:
         shape = tf.get_static_value(slices.dense_shape)

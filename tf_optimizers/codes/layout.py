@@ -20,7 +20,7 @@ CHUNK = 64
 def chunk_count(count: int, tensors: int = 1) -> int:
     """Return the most chunks that `count` entries of `tensors` tensors need.
 
-    The first entry of each tensor begins a chunk. Each `CHUNK` further entries
+    The first entry of each tensor begins a chunk. Every `CHUNK` further entries
     may need another chunk.
     """
     return min(count, tensors + max(count - tensors, 0) // CHUNK)

@@ -11,9 +11,9 @@ block. Since addresses increase, blocks are encoded as a 1 for each entry and a
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
 If one element in 1000 is an entry, an entry takes 12 bits. If one element in 64
-is an entry, an entry takes 8 bits. If at least one element in 4 is an entry,
-one bit per element is shorter. The choice depends only on the number of
-elements and the number of entries.
+is an entry, an entry takes 8 bits. If at least one element in 4 is an entry, a
+code with one bit per element is shorter. The choice between the codes depends
+only on the number of elements and the number of entries.
 
 Bits are booleans, or are packed into bytes, the lowest bit first.
 """

@@ -26,7 +26,7 @@ from tf_optimizers.codes.layout import Layout, chunk_count
 
 # Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
 # not, but all replicas must read the same values.
-_LEAST = 2.0**-120
+_SMALLEST_SCALE = 2.0**-120
 # The largest bfloat16 that is finite in float32 when multiplied by 7.
 _LARGEST_STEP = 73 * 2.0**119
 
@@ -240,7 +240,7 @@ CODES: dict[str, Float | Int4 | Int2] = {
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
     """Return scales clipped and rounded to bfloat16, in float32."""
     scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
-    scales = tf.where(scales < _LEAST, 0.0, scales)
+    scales = tf.where(scales < _SMALLEST_SCALE, 0.0, scales)
     return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)
 
 

@@ -103,8 +103,8 @@ class CompressionHistory:
         Args:
             indices: Indices of the variables that a step compresses.
             paths: Paths of all variables.
-            is_all: Whether the step exchanges all variables, not only those in
-                `indices`.
+            is_all: Whether the step exchanges all variables, not only the
+                variables in `indices`.
         """
         if len(set(indices)) < len(indices):
             twice = max(indices, key=indices.count)

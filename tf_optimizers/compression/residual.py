@@ -158,9 +158,9 @@ def subtract(
 
     Args:
         variable: This replica's component.
-        update: Dense, or entries of the flattened variable: the same number
-            from each replica, one replica after another. No replica repeats a
-            position.
+        update: Dense, or entries of the flattened variable. Each replica has
+            the same number of entries, and no replica repeats a position. The
+            entries are ordered by replica.
         rate: Scalar of the variable's dtype.
         replicas: Number of replicas that the entries come from.
     """

@@ -32,7 +32,12 @@ from tf_optimizers.codes.entries import (
 from tf_optimizers.codes.layout import Layout
 from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.codes.values import CODES
-from tf_optimizers.compression.shards import Shards, fill, rising, slots_of
+from tf_optimizers.compression.shards import (
+    Shards,
+    fill,
+    slots_of,
+    stable_argsort,
+)
 from tf_optimizers.compression.wire import Exchange, Selection
 from tf_optimizers.replicas import replicas_of
 
@@ -51,7 +56,8 @@ class ShardedExchange(Exchange):
     def capacity(self) -> int:
         """The largest number of entries that a shard accepts from a residual.
 
-        This is the mean for random addresses, plus three standard deviations.
+        The number is the mean for random addresses, plus three standard
+        deviations.
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
@@ -129,7 +135,7 @@ class ShardedExchange(Exchange):
         does not fit into its shard. The devices of a worker share a residual,
         so each device rounds the entries of all devices.
         """
-        order = rising(addresses)
+        order = stable_argsort(addresses)
         inner = tf.gather(addresses, order)
         values = tf.gather(tf.concat([s.values for s in selections], 0), order)
         shard = tf.cast(inner // self.shards.span, tf.int32)

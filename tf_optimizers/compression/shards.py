@@ -2,8 +2,8 @@
 
 Each group of N consecutive positions has one position for each of N shards.
 Groups are numbered across all tensors. Every group rotates the shards, so that
-a regular pattern, such as a dead column, does not end up in one shard. With 3
-shards:
+a regular pattern, such as a column of zeros, does not end up in one shard. With
+3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
@@ -138,7 +138,7 @@ def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     A repeated group has its sum at the last occurrence, and 0 at the others.
     """
-    order = rising(groups)
+    order = stable_argsort(groups)
     values, groups = tf.gather(values, order), tf.gather(groups, order)
     is_last = tf.concat([groups[1:] != groups[:-1], [True]], 0)
     run = tf.cumsum(tf.cast(is_last, tf.int32), exclusive=True)
@@ -164,7 +164,7 @@ def slots_of(
         tf.bitcast(values, tf.int32), tf.int32.max
     )
     # Bin and magnitude make one key, so that sorting does not mix bins.
-    order = rising(
+    order = stable_argsort(
         tf.cast(bins, tf.int64) * (1 << 31)
         + tf.cast(tf.int32.max - magnitude, tf.int64)
     )
@@ -185,6 +185,6 @@ def fill(slots: tf.Tensor, values: tf.Tensor, count: int) -> tf.Tensor:
     return tf.scatter_nd(slots[:, tf.newaxis], values, [count + 1])[:count]
 
 
-def rising(keys: tf.Tensor) -> tf.Tensor:
+def stable_argsort(keys: tf.Tensor) -> tf.Tensor:
     """Return the indices that sort int64 keys; equal keys keep their order."""
     return tf.math.top_k(-keys, keys.shape[0]).indices

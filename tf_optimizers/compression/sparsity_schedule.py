@@ -19,10 +19,7 @@ RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # benchmarks/loco_accuracy.py in runs of 96 to 256 steps. Longer runs need the
 # updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
-# The settings of `SparseLoCo` with local steps, found by
-# benchmarks/local_schedule.py. A replica sends every entry once in
-# `STEPS_PER_ENTRY` steps, but at least `SENT_AT_LEAST` times in a run. A round
-# sends at most `LARGEST_SHARE` of the entries.
+# The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
 OUTER_LEARNING_RATE = 1.4
 
@@ -89,7 +86,10 @@ class SparsitySchedule:
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the index in `stages` at `step`; a tensor for a tensor."""
+        """Return the index in `stages` at `step`.
+
+        The index is a tensor if `step` is a tensor.
+        """
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
         begun = tf.constant(self._starts, tf.int64) <= tf.cast(step, tf.int64)

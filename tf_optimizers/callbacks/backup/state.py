@@ -18,7 +18,7 @@ from tf_optimizers.wrapped import (
     kind_of,
     local_steppers,
     optimizers_of,
-    with_updated,
+    with_updated_variables,
 )
 
 # The values of this process's copies of each variable. A key consists of the
@@ -38,7 +38,7 @@ class State:
         """The variables by section: "lasting", or an epoch's "metrics"."""
         return {
             "lasting": [
-                *with_updated(self._model, self._model.variables),
+                *with_updated_variables(self._model, self._model.variables),
                 *self.slots,
             ],
             "metrics": self._model.metrics_variables,

@@ -16,7 +16,7 @@ from tf_optimizers.wrapped import (
     every_optimizer,
     has_common_weights,
     is_wrapper,
-    with_updated,
+    with_updated_variables,
 )
 
 _CALLBACKS = (
@@ -116,7 +116,7 @@ def compared_weights(model: keras.Model) -> list[Any]:
     """
     if not has_common_weights(model):
         return []
-    return with_updated(model, model.trainable_variables)
+    return with_updated_variables(model, model.trainable_variables)
 
 
 def statement_of(
