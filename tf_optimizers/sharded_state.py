@@ -303,9 +303,9 @@ def _check_distributed(
     given = inner.gradient_accumulation_steps
     if given and isinstance(inner, HostOptimizer):
         raise ValueError(
-            "`inner_optimizer` must keep gradients on the devices. Received: "
-            f"`{type(inner).__name__}` with gradient_accumulation_steps="
-            f"{given}, which keeps them on the host. Leave out "
+            "`inner_optimizer` must accumulate gradients on the devices. "
+            f"Received: `{type(inner).__name__}`, which accumulates gradients "
+            f"on the host, with gradient_accumulation_steps={given}. Leave out "
             "`gradient_accumulation_steps`, or pass `keras.optimizers.Adam`."
         )
     if given and inner.use_ema and not isinstance(inner, Optimizer):

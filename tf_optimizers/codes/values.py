@@ -10,7 +10,7 @@ see `Layout`. Two codes encode each value in a few bits:
 
 Scales are bfloat16. This dtype has the range of float32, so rounding does not
 depend on the learning rate or on the layer. The finer steps of float16 would
-not help: codes are a hundred times coarser than either dtype.
+not help, because codes are much coarser than either dtype.
 
 If a value of a chunk is not finite, the chunk's scales are inf. The codes then
 distinguish NaN, inf and -inf. The code of a finite value is 0, and the value

@@ -20,10 +20,11 @@ import tensorflow as tf
 
 from tf_optimizers.kernels import compiled
 
-# The sample should hold at least this many of the k largest entries. Their
-# number has a standard deviation of about its square root. The threshold allows
-# for four standard deviations, so there are rarely fewer than k candidates. If
-# there are fewer, a second search among all entries gives the exact result.
+# The sample should hold about this many of the k largest entries, or more. The
+# number in the sample has a standard deviation of about its square root. The
+# threshold allows for four deviations, so there are rarely fewer than k
+# candidates. If there are fewer, a second search among all entries gives the
+# exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
 # The largest distance between samples. A smaller distance takes more samples,
