@@ -39,7 +39,7 @@ _UNUSED = {
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
 # If a saved file has this key, u and v contain the learning rate.
-_MARK = "rate_in_momentum"
+_RATE_KEY = "rate_in_momentum"
 # Whether u and v contain the learning rate, by the name that the list of
 # variables has in a checkpoint.
 _CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
@@ -296,14 +296,14 @@ class DGCMomentum(CompressedOptimizer):
         """Save all variables, and whether u and v contain the learning rate."""
         super().save_own_variables(store)
         if self.rate_in_momentum:
-            store[_MARK] = np.array(True)
+            store[_RATE_KEY] = np.array(True)
 
     def load_own_variables(self, store: Any) -> None:
         """Load all variables; raise if the saved `rate_in_momentum` differs."""
         names = list(store.keys())
-        self._check_rule(_MARK in names)
+        self._check_rule(_RATE_KEY in names)
         super().load_own_variables(
-            {name: store[name] for name in names if name != _MARK}
+            {name: store[name] for name in names if name != _RATE_KEY}
         )
 
     def _check_name(self, name: str) -> None:
@@ -315,9 +315,9 @@ class DGCMomentum(CompressedOptimizer):
         if here != saved:
             raise ValueError(
                 "`rate_in_momentum` must have the value of the saved state. "
-                f"Received: {_MARK}={here}, and the state of an optimizer "
-                f"with {_MARK}={saved}. Pass `{_MARK}={saved}`, or load only "
-                "the weights."
+                f"Received: {_RATE_KEY}={here}, and the state of an optimizer "
+                f"with {_RATE_KEY}={saved}. Pass `{_RATE_KEY}={saved}`, or "
+                "load only the weights."
             )
 
     def _add_state(self, variables: Sequence[Any]) -> None:
@@ -328,7 +328,7 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                u.meaning = f"{_MARK}=True"  # Backups compare it.
+                u.meaning = f"{_RATE_KEY}=True"  # Backups compare it.
             self._compressor.add(self, variable, u, self.momentum_masking)
 
     def _update(

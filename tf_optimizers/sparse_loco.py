@@ -203,7 +203,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             sends_rows=False,
             **kwargs,
         )
-        sparse_loco_checks.check_averaged(sync_every, self.use_ema)
+        sparse_loco_checks.check_ema(sync_every, self.use_ema)
         sparse_loco_checks.check_overlap(overlap, sync_every)
         watch_models()
         self._exclusions = exclusions
@@ -297,7 +297,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         Raises:
             RuntimeError: If called inside of `strategy.run` or `tf.function`.
         """
-        sparse_loco_checks.check_outside()
+        sparse_loco_checks.check_between_steps()
         with strategy_of(self).scope():
             average(strategy_of(self), statistics)
             rounds = self._rounds
@@ -335,7 +335,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Save the state; raise if weights differ between replicas."""
-        sparse_loco_checks.check_common(self)
+        sparse_loco_checks.check_synchronized(self)
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
@@ -361,12 +361,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         if self.built:
             return
         self._adopt(variables)
-        self._check_under(variables)
-        sparse_loco_checks.check_later(self.overlap, strategy_of(self))
+        self._check_strategy(variables)
+        sparse_loco_checks.check_can_overlap(self.overlap, strategy_of(self))
         super().build(variables)
 
-    def _check_under(self, variables: Sequence[Any]) -> None:
-        sparse_loco_checks.check_under(
+    def _check_strategy(self, variables: Sequence[Any]) -> None:
+        sparse_loco_checks.check_strategy(
             self.inner_optimizer, strategy_of(self), variables, self._refused
         )
 
@@ -382,7 +382,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._steps.build(strategy_of(self))
         # Check again: by now, a callable in `MultiOptimizer` has chosen
         # optimizers.
-        self._check_under(variables)
+        self._check_strategy(variables)
         with self._steps.variable_scope():
             for variable in variables:
                 if not is_overwritten(self, variable):

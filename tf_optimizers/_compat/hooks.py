@@ -190,7 +190,7 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # Keras looks up `_tf_apply` after `build`, so `build` may install this.
+    # Keras looks up `_tf_apply` after `build`, so `build` may install a hook.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 

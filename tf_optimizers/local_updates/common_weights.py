@@ -13,8 +13,8 @@ from tf_optimizers._compat.hooks import call_first, check_saving
 from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.local_updates.sparse_loco_checks import (
-    check_common,
     check_layers,
+    check_synchronized,
 )
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, sparse_locos_of
@@ -35,7 +35,7 @@ def watch_models() -> None:
 def _check_saved(model: keras.Model) -> None:
     """Raise if a model's weights differ between replicas."""
     for optimizer in local_steppers(model):
-        check_common(optimizer)
+        check_synchronized(optimizer)
 
 
 class CommonWeights(keras.callbacks.Callback):

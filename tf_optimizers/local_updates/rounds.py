@@ -191,7 +191,7 @@ class Rounds:
             for each in (self._commons, self._bases)
         ]
 
-    def go_on(
+    def begin_from_own_weights(
         self,
         weights: Sequence[tf.Variable],
         choice: Choice,

@@ -84,7 +84,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
             )
 
 
-def check_under(
+def check_strategy(
     optimizer: Any,
     strategy: tf.distribute.Strategy,
     variables: Sequence[Any],
@@ -131,7 +131,7 @@ def check_excluded(variables: Sequence[Any]) -> None:
             )
 
 
-def check_averaged(sync_every: int, use_ema: bool) -> None:
+def check_ema(sync_every: int, use_ema: bool) -> None:
     """Raise if `use_ema` would average weights that differ by replica."""
     if sync_every > 1 and use_ema:
         raise ValueError(
@@ -151,7 +151,7 @@ def check_overlap(overlap: bool, sync_every: int) -> None:
         )
 
 
-def check_later(overlap: bool, strategy: tf.distribute.Strategy) -> None:
+def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
     """Raise if entries cannot travel while steps of a strategy run."""
     if overlap and not replicas_of(strategy).exchanges_later:
         raise ValueError(
@@ -179,7 +179,7 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
             )
 
 
-def check_outside() -> None:
+def check_between_steps() -> None:
     """Raise if called on a replica, or while a function is traced."""
     if not tf.executing_eagerly() or (
         tf.distribute.has_strategy()
@@ -192,7 +192,7 @@ def check_outside() -> None:
         )
 
 
-def check_common(optimizer: Any) -> None:
+def check_synchronized(optimizer: Any) -> None:
     """Raise if weights that differ between replicas would be saved."""
     if not optimizer.is_synchronized:
         rounds = optimizer._rounds

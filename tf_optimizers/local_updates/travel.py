@@ -83,7 +83,7 @@ class Travel:
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
         weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
-        indices, chosen, _ = self._parts(variables)
+        indices, chosen, _ = self._positions(variables)
         ahead = differences(bases, weights)
         totals = compressor.sum_on_worker([ahead[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
@@ -91,11 +91,11 @@ class Travel:
             residual = compressor.own_residual(indices[i])
             with tf.device(residual.device):
                 ahead[i] = compressor.wire.replicas * residual.read_value()
-        rounds.go_on(weights, choice, ahead)
+        rounds.begin_from_own_weights(weights, choice, ahead)
         optimizer._store(variables, weights)
         rounds.constrain(stepped, choice)
 
-    def _parts(
+    def _positions(
         self, variables: Sequence[tf.Variable]
     ) -> tuple[list[int], list[int], list[int]]:
         """Return the variables' indices, and two lists of positions.
@@ -136,7 +136,7 @@ class Travel:
         """Send the largest entries; update the common weights."""
         compressor = self._optimizer._compressor
         commons, bases = self._rounds.kept(choice)
-        indices, chosen, others = self._parts(self._rounds.chosen(choice))
+        indices, chosen, others = self._positions(self._rounds.chosen(choice))
         moved = differences(
             [commons[i] for i in others], [bases[i] for i in others]
         )

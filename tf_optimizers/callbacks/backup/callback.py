@@ -97,7 +97,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     do not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. A restarted script
-    first repeats the fits that had ended, and then resumes the interrupted fit.
+    first repeats the calls of `fit` that had ended, and then resumes the
+    interrupted call.
 
     Differs from `keras.callbacks.BackupAndRestore`: this callback works on
     several workers, and restores each replica's own state, random seeds and

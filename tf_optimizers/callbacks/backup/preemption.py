@@ -120,7 +120,7 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If `is_leaving`, SIGTERM stays without effect: the launcher may send
+        If `is_leaving`, the handler stays, because the launcher may send
         SIGTERM to a worker that is about to exit.
         """
         global _running
