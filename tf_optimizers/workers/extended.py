@@ -1,4 +1,4 @@
-"""Implements our strategy: its devices, and its collectives."""
+"""Implements the devices and collectives of our strategy."""
 
 import functools
 import itertools
@@ -43,14 +43,15 @@ _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 class SparseExtended(VariablesExtended):
     """The extension of `MultiWorkerMirroredStrategy`.
 
-    TensorFlow implements every strategy in such an object. TensorFlow's own
-    class has no public name.
+    TensorFlow implements every strategy in such an object, `strategy.extended`.
+    TensorFlow's own class has no public name.
 
     Attributes:
         replica_group: The class of the results of `replicas_of`.
         number: The strategy's number among the strategies of this process,
             from 1.
-        channels: All channels between workers. `later` adds more channels.
+        channels: All channels between workers. The collectives of a channel run
+            one after another. `later` adds more channels.
     """
 
     replica_group = WorkerReplicas
@@ -119,10 +120,10 @@ class SparseExtended(VariablesExtended):
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )
-        # Far above the keys of any strategy's main collectives.
+        # These keys are far above the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)
-        # A ring, not NCCL: NCCL may deadlock if two groups of the same GPUs run
-        # at once.
+        # Use a ring: NCCL may deadlock if two groups of the same GPUs run at
+        # once.
         self._side_channel, self._input_channel = (
             self._make_collectives(
                 CollectiveKeys(group_key_start=key), self.replicas, _RING
@@ -157,8 +158,8 @@ class SparseExtended(VariablesExtended):
     def reduce_in_parallel(self, reduce_op: Any, value: Any) -> Any:
         """Reduce over all replicas, without waiting for other collectives.
 
-        TensorFlow runs the collectives of a group of devices one after another,
-        and has no public way to form a second group.
+        TensorFlow runs the collectives of a group of devices one after another.
+        So this method uses a second group, which no public API can form.
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
@@ -183,7 +184,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """`_summarize` as a `tf.function`, which never waits for Python."""
+        """`_summarize` as a `tf.function`: its ops do not wait for Python."""
         return tf.function(self._summarize, autograph=False)
 
     def _summarize(
@@ -191,7 +192,7 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Do not use the side channel: at its end, a step reduces scalars there.
+        # Do not use the side channel, on which the step reduces its scalars.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
@@ -233,7 +234,7 @@ class SparseExtended(VariablesExtended):
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
-        """Record a failure if a step has begun and not ended.
+        """Record a failure if a step has begun but has not ended.
 
         The main thread, which usually runs the steps, calls this method between
         steps.
@@ -269,13 +270,13 @@ class SparseExtended(VariablesExtended):
     def later(self) -> dict[str, Later]:
         """The threads that exchange values while the next steps run.
 
-        The threads for "entries", "logs" and "notes" have separate channels, so
-        no thread waits for another.
+        The keys are the purposes: "entries", "logs" and "notes". Each thread
+        has its own channel, so no thread waits for another.
         """
         threads = {}
         for i, purpose in enumerate(("entries", "logs", "notes")):
             keys = CollectiveKeys(self._collective_key_base + (5 + i << 24))
-            # A ring, not NCCL, as for the side channel.
+            # Use a ring instead of NCCL, as for the side channel.
             channel = self._make_collectives(keys, self.replicas, _RING)
             self.channels.append(channel)
             threads[purpose] = Later(self, channel)

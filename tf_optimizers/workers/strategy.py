@@ -68,13 +68,13 @@ class SparseMultiWorkerMirroredStrategy(
     """Synchronous training on several workers, for Keras 3 and sparse values.
 
     A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
-    and `predict` of Keras 3 work. It exchanges all `tf.IndexedSlices` of an
-    `all_reduce` in one all-gather, instead of three per variable. Small dense
-    values travel in that all-gather, too. Large dense values of one dtype
-    travel together, in packs of `communication_options.bytes_per_pack` (0, the
-    default, is one pack). On CPUs, with at most ten replicas per worker, a
-    gather takes one round trip, and a sum of large values takes two. From 64
-    replicas on, each takes one more.
+    and `predict` of Keras 3 work. An `all_reduce` exchanges all
+    `tf.IndexedSlices` in one all-gather, instead of three per variable. The
+    same all-gather carries small dense values. Large dense values of one dtype
+    travel together, in packs of `communication_options.bytes_per_pack` bytes;
+    0, the default, means one pack. On CPUs, with at most ten replicas per
+    worker, a gather takes one round trip, and a sum of large values takes two.
+    From 64 replicas on, a gather or a sum takes one more.
 
     Create the strategy before any tensor or variable, and the model in its
     `scope()`:
@@ -85,11 +85,11 @@ class SparseMultiWorkerMirroredStrategy(
             model.compile(optimizer=tfo.DGCMomentum(0.1), loss=...)
         model.fit(dataset_of_global_batches)
 
-    Start the script on every worker with `TF_CONFIG` set; on one machine,
-    `python -m tf_optimizers.launch --workers 2 script.py` does that. Without a
-    cluster, this process is the only worker. More strategies may follow at any
-    time, if they have the same cluster and every worker creates them in the
-    same order.
+    Start the script on every worker, with `TF_CONFIG` set. On one machine,
+    `python -m tf_optimizers.launch --workers 2 script.py` does both. Without a
+    cluster, this process is the only worker. A process may create more
+    strategies at any time, if they have the same cluster, and if every worker
+    creates them in the same order.
 
     Differs from `MultiWorkerMirroredStrategy`:
 
@@ -97,9 +97,9 @@ class SparseMultiWorkerMirroredStrategy(
     - Collectives may be inside a `tf.cond`, or in a function called there, so
       that `gradient_accumulation_steps` and `steps_per_execution` work.
     - All workers see shared data in the same order, even without a seed.
-    - Workers get an error instead of waiting for each other if they were
-      started with different settings, count different numbers of batches, or
-      exchange values of different sizes.
+    - If workers were started with different settings, have different numbers
+      of batches, or exchange values of different sizes, they raise an error
+      instead of waiting for each other forever.
 
     TensorFlow itself notices a worker that has died or cannot be reached, after
     1 to 25 seconds.
@@ -110,8 +110,8 @@ class SparseMultiWorkerMirroredStrategy(
             environment variable `TF_CONFIG`. Defaults to `None`.
         communication_options: None or a
             `tf.distribute.experimental.CommunicationOptions`. If its
-            `timeout_seconds` is set, a collective that waits for longer raises
-            an error, some seconds later. Defaults to `None`: no timeout.
+            `timeout_seconds` is set, a collective that waits longer raises an
+            error, after a few more seconds. Defaults to `None`: no timeout.
 
     Attributes:
         agreement_seconds: float > 0. The seconds that workers wait outside of
@@ -140,7 +140,7 @@ class SparseMultiWorkerMirroredStrategy(
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
-        # The parent's constructor would create another extension.
+        # Skip the parent's constructor, which would create its own extension.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
@@ -162,7 +162,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Raise unless workers agree; give them one seed for shuffles."""
+        """Check that workers agree, and give them one seed for shuffles."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -184,10 +184,10 @@ class SparseMultiWorkerMirroredStrategy(
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """Share the batches of a dataset among all replicas.
+        """Split the batches of a dataset among all replicas.
 
-        Every worker must call this method. `fit`, `evaluate` and `predict` call
-        it, too.
+        Every worker must call this method. `fit`, `evaluate` and `predict` also
+        call this method.
 
         Raises:
             RuntimeError: If data differ in length or order between workers.
@@ -199,7 +199,7 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Distribute datasets that `dataset_fn` creates on each worker.
 
-        Every worker must call this.
+        Every worker must call this method.
 
         Raises:
             RuntimeError: If data differ in length between workers.
@@ -217,8 +217,9 @@ class SparseMultiWorkerMirroredStrategy(
 
         The first `reduce` of a returned scalar reduces all returned scalars, in
         one exchange. In `train_step` and `test_step` of a Keras model, each
-        replica computes as one process would with the replica's rows. Gradients
-        are multiplied by the replica's share of the rows of the global batch.
+        replica computes the values that a single process would compute from the
+        replica's rows. The replica's gradients are then multiplied by its share
+        of the rows of the global batch.
         """
         step, args = self._steps.of(fn, args, kwargs)
         run = functools.partial(super().run, options=options)
@@ -244,8 +245,9 @@ class SparseMultiWorkerMirroredStrategy(
     def _as_function(self, fn: Any) -> Callable:
         """Return a `tf.function` that runs another `tf.function` on replicas.
 
-        A `tf.function` inside a replica cannot update variables. So the
-        returned function calls the replicas, as in TensorFlow's strategies.
+        A `tf.function` that a replica calls cannot update variables. So the
+        returned function calls the replicas instead, as under TensorFlow's
+        strategies.
         """
         if fn not in self._functions:
             given = weakref.ref(fn)  # Do not keep the key alive.
@@ -281,9 +283,9 @@ class SparseMultiWorkerMirroredStrategy(
 
         Unlike TensorFlow's method, this method accepts the values of Keras 3:
         nests, scalars with an axis, and batches of different sizes. The axis is
-        ignored for scalars, and for a metric's result from a model's step. In
-        eager mode and without an axis, all values are padded with zeros to the
-        same number of rows.
+        ignored for scalars, and for results of metrics that a model's step
+        returns. In eager mode and without an axis, all values are padded with
+        zeros to the same number of rows.
 
         TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.
@@ -293,7 +295,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
-            if replica.is_assigning:  # The result is not used.
+            if replica.is_assigning:  # The caller ignores the result.
                 self._metrics.on_assign()
                 return self.experimental_local_results(value)[0].value()
             total = self._metrics.read(value)

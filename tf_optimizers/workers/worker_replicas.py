@@ -1,7 +1,7 @@
 """Exchanges the values of optimizers between the replicas of all workers.
 
-Each value of sharded state has an owner, which is a replica. A message has one
-row per owner, and all rows are padded to the longest row:
+Each value of sharded state is owned by one replica. A message has one row per
+owner, and all rows are padded to the longest row:
 
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
@@ -30,8 +30,8 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 
-# Larger messages take longer, since the system clears their memory each time.
-# Smaller messages take more round trips.
+# Larger messages take longer, since the operating system clears their memory
+# each time. Smaller messages take more round trips.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -76,12 +76,15 @@ class WorkerReplicas(ReplicaGroup):
         ]
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send row i of [N, ...] to replica i; return the received rows."""
+        """Send row i of `rows` to replica i; return the received rows.
+
+        Both have the shape [replicas, ...].
+        """
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Join the rows of all replicas, the same number from each replica."""
+        """Join the rows of all replicas; each sends the same number of rows."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
@@ -120,8 +123,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[tf.Tensor]:
         """Send all messages, and return the received values.
 
-        If this replica receives no range of a value, the replica's own value is
-        returned.
+        Values that this replica does not receive are returned unchanged.
 
         Args:
             send: Called with each message. Returns a pair for each received
@@ -165,14 +167,18 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[Any]:
         """Return the statements of all workers.
 
-        Call this outside of `strategy.run`.
+        Call this method outside of `strategy.run`.
         """
         return gather_statements(
             self._strategy, subject, statement, hint or START_THE_SAME
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context that raises if its code needs other workers."""
+        """Return a context that raises an error if code needs other workers.
+
+        Args:
+            name: The name of the call that this worker makes alone, for errors.
+        """
         return acting_alone(name)
 
     def post(self, key: str, note: str) -> None:
@@ -225,7 +231,7 @@ class Message(NamedTuple):
 
     Attributes:
         dtype: The dtype of the values.
-        rows: For each replica, some ranges of values that this replica owns.
+        rows: The row of each replica: ranges of values that the replica owns.
         length: The number of elements to which each row is padded.
     """
 
@@ -253,7 +259,7 @@ def messages(
 
 
 def _cut(sizes: Sequence[tuple[int, int]], most: int) -> list[list[Range]]:
-    """Cut values into rows.
+    """Cut values into ranges, and fill rows with the ranges.
 
     Args:
         sizes: For each value, its position and its number of elements.
@@ -298,6 +304,6 @@ def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # Not [-1]: TensorFlow 2.21's graph optimizer would remove that reshape for
-    # a value of shape [1, n].
+    # Do not reshape to [-1]: the graph optimizer of TensorFlow (2.21) would
+    # remove the reshape of a value of shape [1, n].
     return tf.reshape(value, [value.shape.num_elements()])

@@ -221,7 +221,7 @@ def test_rows_are_ordered_by_replica_not_by_name():
 
     def launcher(run):
         own = object.__new__(KeyedLauncher)
-        own._group_size, own._ranks, own._has_at_once = count, ranks, False
+        own._group_size, own._ranks, own._sends_at_once = count, ranks, False
         own._run = run
         return own
 

@@ -269,7 +269,7 @@ def test_variables_made_outside_are_rejected(ours, name, loops):
 
     before = model.get_weights()
     with pytest.raises(
-        ValueError, match=r"made outside of it: .*dense.*/kernel"
+        ValueError, match=r"made outside of this scope: .*dense.*/kernel"
     ):
         if loops:
             ours.run(step, (X,))

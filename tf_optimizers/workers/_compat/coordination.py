@@ -66,7 +66,10 @@ def check_alive(task: str, timeout: float) -> None:
 
 
 def meet(key: str, timeout: float) -> None:
-    """Wait until every process has called this, at most `timeout` seconds."""
+    """Wait until every process has called this function with the same key.
+
+    Raise TensorFlow's error after `timeout` seconds.
+    """
     context.context().wait_at_barrier(key, int(1000 * timeout))
 
 

@@ -27,7 +27,7 @@ class ModelStep:
 
     Args:
         model: The model.
-        function: The step, of any name and kind; called with a batch.
+        function: The step: any function of a batch.
     """
 
     def __init__(self, model: keras.Model, function: Callable) -> None:
@@ -35,7 +35,7 @@ class ModelStep:
 
 
 def unmarked(function: Callable) -> Callable:
-    """Return the function inside a `ModelStep`; return others unchanged."""
+    """Return the function in a `ModelStep`, or another function unchanged."""
     return function.function if isinstance(function, ModelStep) else function
 
 
@@ -47,12 +47,12 @@ def mark_steps(
     """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
     A step that is a lambda, or that a decorator returns, does not refer to its
-    model, and may have any name. A `ModelStep` has a reference to the model.
+    model, and may have any name. So a `ModelStep` refers to the model.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
         with_rounds: Called with a model and the train function that Keras made
-            for it; returns the train function to use.
+            for the model; returns the train function to use.
     """
 
     def make_function(
@@ -78,10 +78,10 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     functions may be wrapped.
 
     Returns:
-        None if the function is not a step. If the step is a `tf.function`, its
-        Python function is returned, since a `tf.function` inside a replica
-        cannot update variables. The kind is "train_step", "test_step" or
-        "predict_step", whatever the name of the function is.
+        None if the function is not a step. The kind is "train_step",
+        "test_step" or "predict_step", whatever the name of the function is. If
+        the step is a `tf.function`, its Python function is returned, since a
+        `tf.function` that a replica calls cannot update variables.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -89,7 +89,7 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     model = known or next(filter(None, map(_model_of_step, chain)), None)
     if model is not None:
         return model, _untraced(function), _kind_of(model, chain)
-    found = _predicts(plain)
+    found = _model_of_predict(plain)
     return found and (found, function, "predict_step")
 
 
@@ -104,8 +104,8 @@ def _wrapped(function: Any) -> Iterator[Any]:
 def _model_of_step(function: Any) -> keras.Model | None:
     """Return the model of a method that is a step, None for other functions.
 
-    A method of a model is a step if the method has the name of a step, or is
-    assigned to the model's attribute of such a name.
+    A method of a model is a step if the method has the name of a step, or if
+    an attribute with the name of a step holds the method.
     """
     owner = getattr(function, "__self__", None)
     # TensorFlow binds methods to an object that has the model as `target`.
@@ -121,8 +121,8 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return how a model uses a step: as "train_step" or "test_step".
 
-    If neither attribute of the model is the step, the name of the function
-    decides. An example is the step of a base class.
+    If neither attribute of the model is the step, as for the step of a base
+    class, the name of the function decides.
 
     Args:
         model: The model.
@@ -174,8 +174,8 @@ def _untraced(function: Any) -> Callable:
     return types.MethodType(converted, traced.__self__)
 
 
-def _predicts(function: Callable) -> keras.Model | None:
-    """Return the model of Keras's predict function, or None."""
+def _model_of_predict(function: Callable) -> keras.Model | None:
+    """Return the model of Keras's predict function; None for others."""
     if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()

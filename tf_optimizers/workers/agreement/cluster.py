@@ -31,9 +31,9 @@ _EXAMPLE = (
 def check_cluster(resolver: Any) -> Any:
     """Check and return a cluster resolver; None reads `TF_CONFIG`.
 
-    An evaluator gets a resolver without a cluster, since it exchanges nothing
-    with workers. In TensorFlow's documentation, the `TF_CONFIG` of an evaluator
-    has a cluster without evaluators.
+    An evaluator exchanges nothing with workers, so it gets a resolver without a
+    cluster. Its `TF_CONFIG` may list only the workers, as in TensorFlow's
+    documentation.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -65,8 +65,9 @@ def check_in_time(resolver: Any) -> None:
         if cluster and has_tensorflow_started():
             raise RuntimeError(
                 "`SparseMultiWorkerMirroredStrategy()` must be created before "
-                "any tensor or variable. Received a call after TensorFlow had "
-                "started. Move it to the top of the script, below the imports."
+                "any tensor or variable. Received: a call after TensorFlow had "
+                "started. Move the call to the top of the script, below the "
+                "imports."
             )
     elif joined != (cluster, resolver.task_type, resolver.task_id):
         raise RuntimeError(
@@ -88,13 +89,15 @@ def restore_sigterm() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
-    else:  # Only the main thread can set handlers; a fork has no other thread.
+    else:
+        # Only the main thread can set handlers. A forked process has only a
+        # main thread.
         restore_in_forks(_restore_handler)
 
 
 def _restore_handler() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:  # None: Python has not set the handler.
+    if handler is not None:  # None means that Python did not set the handler.
         signal.signal(signal.SIGTERM, handler)
 
 
@@ -102,7 +105,7 @@ def check_options(options: Any) -> Any:
     """Check and return the options; None means TensorFlow's defaults."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
-    # The public constructor returns an object of another, private class.
+    # `CommunicationOptions()` returns an object of another, private class.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(
             "`communication_options` must be None or a "
@@ -124,13 +127,17 @@ def _check_tf_config(text: str) -> None:
     if isinstance(config, dict):
         levels += [config.get("cluster", {}), config.get("task", {})]
     are_dicts = all(isinstance(level, dict) for level in levels)
-    _require(are_dicts, "`TF_CONFIG` must be an object of objects", repr(text))
+    _require(
+        are_dicts,
+        "`TF_CONFIG`, its `cluster` and its `task` must be JSON objects",
+        repr(text),
+    )
     _, cluster, task = levels
     for job, addresses in cluster.items():
         _require(
             isinstance(addresses, list)
             and all(isinstance(address, str) for address in addresses),
-            "A job of a cluster must be a list of host:port",
+            "A job of a cluster must be a list of host:port addresses",
             f"{job}={addresses!r}",
         )
     index = task.get("index", 0)
@@ -169,7 +176,7 @@ def _require(holds: Any, rule: str, received: Any) -> None:
 def _malformed(rule: str, received: Any) -> ValueError:
     return ValueError(
         f"{rule}. Received: {received}. An example of a `TF_CONFIG`: "
-        f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets it for you."
+        f"{_EXAMPLE}. `python -m tf_optimizers.launch` sets `TF_CONFIG`."
     )
 
 
@@ -177,7 +184,7 @@ def versions() -> dict[str, str]:
     """Return the versions that must be the same on all workers, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Python's patch number is left out, since it only counts fixes.
+    # Leave out Python's patch number: patch releases only fix errors.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,
@@ -204,9 +211,9 @@ def text_hash() -> int:
 
 
 def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
-    """Warn if workers have different hash seeds.
+    """Warn, on the first worker, if workers have different hash seeds.
 
-    This is not an error, since few scripts depend on the seed.
+    Different seeds are not an error, since few scripts depend on the seed.
     """
     if is_first and len(set(hashes)) > 1:
         warnings.warn(

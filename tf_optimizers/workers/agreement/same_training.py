@@ -30,7 +30,7 @@ _STEPS = (
     "the same on all replicas, such as "
     "`tf.distribute.get_replica_context().all_reduce('SUM', value)`. If the "
     "step changes weights only temporarily, copy them first "
-    "(`tf.identity(weight)`), and assign the copies at its end."
+    "(`tf.identity(weight)`), and assign the copies at the end of the step."
 )
 
 
@@ -85,9 +85,10 @@ def check_same_training(
 ) -> None:
     """Raise unless all workers made the same statement about a model.
 
-    Workers differ permanently if a callback sets a weight or the learning rate
-    on one worker only, or if a step assigns to a weight, without an optimizer,
-    a value computed from a replica's rows. No step would detect the difference.
+    A callback may set a weight or the learning rate on one worker only. A step
+    may assign to a weight, without an optimizer, a value computed from a
+    replica's rows. Workers then differ permanently, and no step detects the
+    difference.
 
     Args:
         statements: The results of `statement_of` on all workers.
@@ -111,8 +112,8 @@ def check_same_training(
 def compared_weights(model: keras.Model) -> list[Any]:
     """Return the weights that must have the same values on all workers.
 
-    After local steps, the list is empty, since the weights of replicas
-    intentionally differ.
+    Within a round of local steps, the list is empty, since the weights of
+    replicas intentionally differ.
     """
     if not has_common_weights(model):
         return []
@@ -133,7 +134,7 @@ def statement_of(
 
 
 def _rates_of(model: keras.Model) -> dict[str, str]:
-    """Return the learning rates of all optimizers that are not wrappers."""
+    """Return the learning rates, by name, of optimizers except wrappers."""
     rates = [
         tf.convert_to_tensor(each.learning_rate).numpy()
         for each in every_optimizer(model)

@@ -23,12 +23,12 @@ START_THE_SAME = (
     "See the output of all workers, and start the same script with the same "
     "arguments on every worker, from the same checkpoint."
 )
-# Seconds between health checks of a silent worker, and a check's timeout.
+# Seconds between health checks of a silent worker, and the timeout of a check.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Seconds for reading the statements once all workers have made a statement.
+# Seconds until every worker has read the statements of all workers.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -44,7 +44,7 @@ def gather_statements(
     hint: str = START_THE_SAME,
     rule: str | None = None,
 ) -> list[Any]:
-    """Return the statements of all workers, by worker.
+    """Return the statements of all workers, in the order of workers.
 
     Every worker must make the same calls, in the same order. The first worker
     collects the statements, and sends them to all workers.
@@ -60,7 +60,7 @@ def gather_statements(
 
     Raises:
         RuntimeError: If a worker makes no statement in time, or makes a
-            statement about another subject.
+            statement about another subject; or within `acting_alone`.
         tf.errors.OpError: If a worker has died.
     """
     if strategy.extended.workers == 1:
@@ -104,7 +104,10 @@ def acting_alone(name: str) -> Iterator[None]:
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Return the notes of all workers, None for a worker without a note."""
+    """Return the notes of all workers, with None for a worker without a note.
+
+    If the first worker does not answer, return `[None]`.
+    """
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
     serial = next(_serial)
@@ -148,7 +151,7 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         if text is not None or left <= _ASKING_SECONDS:
             return text
         coordination.check_alive(task, ANSWERING_SECONDS)
-        if time.monotonic() > patience:  # Python shows it once.
+        if time.monotonic() > patience:  # Python shows the warning once.
             warnings.warn(warning, stacklevel=2)
 
 
@@ -163,13 +166,13 @@ def check_equal(
 
     Args:
         subject: The subject of the statements.
-        statements: The statement of each worker, a dict of values by name, as
-            `gather_statements` returns them.
+        statements: The results of `gather_statements`: for each worker, a
+            dictionary of values by name.
         hint: The end of an error.
         rule: The beginning of an error. Defaults to `None`: all workers must
             agree on the subject.
-        shown: The names for errors, by the names in `statements`. Defaults to
-            `None`: errors show the names in `statements`.
+        shown: The names that errors show, by the names in `statements`.
+            Defaults to `None`: errors show the names in `statements`.
     """
     rule = rule or f"All workers must agree on {subject}."
     first, *others = statements
@@ -185,7 +188,7 @@ def check_equal(
 
 
 def raise_together(message: str) -> None:
-    """Wait until all workers call this, and raise the same error on each."""
+    """Wait until all workers call this function, then raise the error."""
     # Worker 0 hosts the store, and must not end while other workers read it.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"

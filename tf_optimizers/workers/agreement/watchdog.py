@@ -5,9 +5,10 @@
 
 Both workers have begun their third collective. The two collectives differ, so
 neither will end. A stalled worker publishes its position in the coordination
-service, and reads the position of its neighbor. If positions differ, at least
-one worker differs from its neighbor, and detects this. The watchdog also ends a
-collective that has waited for longer than the strategy's `timeout_seconds`.
+service, and reads the position of its neighbor. If any positions differ, at
+least one worker differs from its neighbor, and detects the difference. The
+watchdog also ends a collective that has waited for longer than the strategy's
+`timeout_seconds`.
 """
 
 import json
@@ -47,7 +48,9 @@ class Watchdog:
         self._place = f"tf_optimizers/watchdog/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
-        self._seen: list[list[int]] = []
+        self._seen: list[list[int]] = []  # The progress at the last look.
+        # By index in `_seen`: the time of the last change, the position that
+        # this worker has published, and the last position that matched.
         self._since: dict[int, float] = {}
         self._written: dict[int, list[int]] = {}
         self._agreed: dict[int, list[int]] = {}
@@ -118,7 +121,10 @@ class Watchdog:
 
 
 def watch(extended: Any) -> None:
-    """Watch a strategy's collectives, in a thread, while the strategy lives."""
+    """Start a thread that watches the collectives of a strategy.
+
+    The thread ends when the strategy is deleted.
+    """
     watchdog, ended = Watchdog(extended), threading.Event()
 
     def look() -> None:

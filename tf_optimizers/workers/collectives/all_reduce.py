@@ -1,4 +1,4 @@
-"""Reduces and gathers values of replicas; packs them into few messages.
+"""Reduces and gathers values of replicas, packed into few messages.
 
     worker 0                          worker 1
     a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
@@ -184,9 +184,10 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     ) -> tf.Tensor:
         """Concatenate the tensors of all replicas along the first axis.
 
-        The tensors must have the same shape. The public `all_gather` also takes
-        tensors of different shapes, but needs two collectives. Replicas
-        exchange tensors only if they pass the same `layout`, a 32-bit number.
+        The tensors must have the same shape. TensorFlow's public `all_gather`
+        also takes tensors of different shapes, but needs two collectives.
+        Replicas exchange tensors only if they pass the same `layout`, a 32-bit
+        number.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 

@@ -11,15 +11,15 @@ recognize them in an error. Only complex128 gets one more dimension.
 
 import tensorflow as tf
 
-TAKEN = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+GATHERED_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.float64}
 _WORD_BYTES = 4
 
 
 def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor, encoded in one of the dtypes in `TAKEN`."""
+    """Return a tensor, encoded in one of the dtypes in `GATHERED_DTYPES`."""
     dtype = tensor.dtype
-    if dtype in TAKEN:
+    if dtype in GATHERED_DTYPES:
         return tensor
     if dtype.size == 1:
         return tf.cast(tensor, tf.float16)
@@ -28,7 +28,7 @@ def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
 
 def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return the tensor of the given dtype that `to_numbers` has encoded."""
-    if dtype in TAKEN:
+    if dtype in GATHERED_DTYPES:
         return numbers
     if dtype.size == 1:
         return tf.cast(numbers, dtype)

@@ -29,11 +29,11 @@ _QUEUE_SIZE = 1 << 16
 
 
 class Later:
-    """Runs calls in a thread, which exchange values on a separate channel.
+    """Runs calls in a thread. The calls exchange values on a separate channel.
 
     Args:
-        owner: The thread ends when this object is deleted.
-        channel: The collectives that the calls run.
+        owner: An object. The thread ends when this object is deleted.
+        channel: The channel on which calls exchange values.
     """
 
     def __init__(self, owner: object, channel: Any) -> None:
@@ -140,8 +140,8 @@ class Call:
 
 
 def _close(queue: tf.queue.QueueBase) -> None:
-    # Python may delete the owner while a `tf.function` is traced. The function
-    # must not close the queue.
+    # Python may delete the owner while it traces a `tf.function`. Close the
+    # queue now, not whenever the function runs.
     with tf.init_scope():
         queue.close(cancel_pending_enqueues=True)
 
@@ -197,7 +197,7 @@ class GatherLater:
         self._call = later.call(lambda _: run())
 
     def start(self, parts: Sequence[tf.Tensor]) -> None:
-        """Start to gather the tensors of this process's replicas."""
+        """Start gathering the tensors of this process's replicas."""
 
         def keep() -> None:
             for sent, part in zip(self._sent, parts, strict=True):

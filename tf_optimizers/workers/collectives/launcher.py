@@ -1,11 +1,11 @@
 """Runs a replica's collectives, in few rounds and under fixed keys.
 
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
-as many. On CPUs, TensorFlow's all-to-all sends all messages at once. There, a
-gather by all-to-all takes one round, and a sum takes two. Both send as many
-bytes as the rings. A large number of replicas would send too many messages this
-way. They gather in two levels: first within a group of neighbors, then with one
-replica of every other group.
+as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So CPUs
+gather and sum by all-to-all: a gather takes one round, and a sum takes two. The
+number of bytes stays the same. From `FEWEST_IN_LEVELS` replicas on, there would
+be too many messages. These replicas gather in two levels: first within a group
+of neighbors, then with one replica of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
 replica records its progress, which `watchdog.py` compares.
@@ -29,9 +29,10 @@ from tf_optimizers.workers.collectives.progress import (
     lone_key,
 )
 
-# TensorFlow (2.21) names a message by both ranks, without a separator, so that
-# "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
-# one process, TensorFlow aborts or confuses the messages.
+# The most replicas of one process that gather by all-to-all. TensorFlow (2.21)
+# names a message by both ranks, without a separator, so that "from 1 to 11" and
+# "from 11 to 1" have the same name. If both replicas are in one process,
+# TensorFlow aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # From this many replicas on, a second round costs less than the messages that
@@ -111,7 +112,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self._rank = ranks[replica]
         self._levels = levels(self._everyone, self._rank)
         self._ranks = list(ranks)
-        self._has_at_once = (
+        self._sends_at_once = (
             "CPU" in self._device
             and self._group_size > 2  # A ring of two takes no more rounds.
             and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
@@ -127,7 +128,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         tensor = tf.convert_to_tensor(input_tensor)
         flat = tf.reshape(tensor, [-1])
         with self._control_input(control_input):
-            if self._has_at_once:
+            if self._sends_at_once:
                 total = self._sum_by_shards(flat, options)
             else:
                 signature = REDUCE, _elements(flat), 0
@@ -139,7 +140,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(total, _shape(tensor))
 
     def _all_gather(self, input_tensor: Any, options: Any) -> tf.Tensor:
-        # All of TensorFlow's own gathers call this.
+        # All of TensorFlow's own gathers call this method.
         return self.gather(input_tensor, options)
 
     def gather(
@@ -157,7 +158,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             # TensorFlow (2.21) crashes in a gather without elements.
             flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
         signature = GATHER, _elements(flat), layout
-        if self._has_at_once:
+        if self._sends_at_once:
             gathered = self._gather_at_once(flat, signature, options)
         else:
             gathered = self._run(GATHER, flat, signature, options)
@@ -193,6 +194,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _gather_at_once(
         self, flat: tf.Tensor, signature: tuple[str, Any, int], options: Any
     ) -> tf.Tensor:
+        """Gather a vector by all-to-all, in one round per level."""
         kind, elements, layout = signature
         for group in self._levels:
             rows = tf.tile(flat[tf.newaxis], [group.size, 1])
@@ -206,9 +208,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
-        """Sum a vector over replicas: each replica sums one part.
+        """Sum a vector over replicas.
 
-        Each replica sums its part by `tf.add_n`, then all sums are gathered.
+        Each replica sums one part by `tf.add_n`. Then the sums are gathered.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.

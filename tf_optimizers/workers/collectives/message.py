@@ -11,8 +11,8 @@ Two workers exchange
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-This way, dense values need no separate round, but each replica sends their
-bytes N - 1 times.
+So dense values need no separate round, but each of the N replicas sends them
+N - 1 times.
 """
 
 import zlib
@@ -98,7 +98,7 @@ def unpack(
 
 
 def layout(content: Content) -> int:
-    """Return a checksum of all dtypes and shapes, without numbers of rows.
+    """Return a checksum of all dtypes and shapes, except numbers of rows.
 
     The checksum is at least 1. Replicas exchange messages only if their
     checksums are equal. Otherwise, a replica would read bits as values of
@@ -120,7 +120,7 @@ def layout(content: Content) -> int:
 
 
 def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Append rows of zeros, up to `rows` rows."""
+    """Append rows of zeros until a tensor has `rows` rows."""
     missing = rows - tf.shape(tensor)[0]
     return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (tensor.shape.rank - 1))
 

@@ -1,8 +1,8 @@
-"""Numbers collectives, and tracks how far a replica has come.
+"""Numbers collectives, and tracks the progress of a replica.
 
 Workers find each other in a collective by the collective's number, its
 "instance key". TensorFlow itself numbers collectives consecutively, and asks
-the first worker about every new key. The question takes a round trip before
+the first worker about every new key. This request takes a round trip before
 anything is exchanged, and leaves a record that is never deleted. Here, the key
 depends only on the collective's kind, dtype, number of elements and layout.
 TensorFlow requires collectives with the same key to have the same kind, dtype
@@ -73,7 +73,7 @@ def describe(group: int, elements: int, layout: int = 0) -> str:
 def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
-    The chance that two layouts have the same key is 1 in 600 million.
+    The chance that two layouts have the same key is 1 in 670 million.
 
     Args:
         group: The number of the collective's kind and dtype, from `group_of`.
@@ -100,6 +100,7 @@ def lone_key(rank: int) -> int:
 
 _IDLE, _ALONE, _RUN, _IN_RUN, _FAILED = range(5)
 
+# The next state after each event, by the current state.
 _ENTER = (_RUN, _FAILED, _FAILED, _FAILED, _FAILED)
 _BEGIN = (_ALONE, _FAILED, _IN_RUN, _FAILED, _FAILED)
 _END = (_FAILED, _IDLE, _FAILED, _RUN, _FAILED)
@@ -128,7 +129,7 @@ def failure(place: str) -> str:
         f"Received: a step that has failed on {place}; see the first error "
         "there. Other workers may already have updated their weights: start "
         "all workers again, from a backup. To skip a batch, skip it on all "
-        "workers: sum a flag over replicas, and test the sum."
+        "workers: sum a flag of each replica, and test the sum."
     )
 
 

@@ -27,8 +27,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# Seconds to wait at exit for the last call. By then, all workers have made this
-# call, unless a worker has failed.
+# Seconds to wait at exit for the last call. The call ends soon, unless another
+# worker has failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
@@ -77,7 +77,7 @@ class BackgroundCall:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """End the thread at exit: TensorFlow crashes if a thread is left."""
+        """Join the thread at exit: a running thread would crash TensorFlow."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -90,7 +90,7 @@ class BackgroundCall:
 
 
 def _join(thread: threading.Thread) -> None:
-    """Wait for a thread at exit, or abort its collectives."""
+    """Wait for a thread at exit; abort all collectives if it does not end."""
     thread.join(_ENDING_SECONDS)
     if thread.is_alive():
         coordination.abort("A worker has ended before the others.")
@@ -163,7 +163,8 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            channel.leave()  # Nothing was sent: a wrong argument, perhaps.
+            # Nothing was sent, for example because an argument is wrong.
+            channel.leave()
         raise
     channel.leave()
     return outputs

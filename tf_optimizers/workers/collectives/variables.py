@@ -34,7 +34,7 @@ class _Number:
 
 
 @functools.cache
-def _converting(kind: Any) -> Any:
+def _number_class(kind: Any) -> Any:
     """Return a subclass of both `_Number` and a class of variables."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
@@ -48,7 +48,7 @@ class VariablesExtended(CollectiveAllReduceExtended):
         # the class of the object.
         kind: Any = type(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
-            variable.__class__ = _converting(kind)
+            variable.__class__ = _number_class(kind)
         return variable
 
     def _get_variable_creator_initial_value(

@@ -19,8 +19,8 @@ from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
 # If a worker's only replica runs on the CPU, batches need no copy to a device.
-# An iterator that copies batches takes twice as long to create and to use.
-# Strategies accept these options only in the methods for datasets.
+# An iterator that copies batches takes twice as long to create and to use. The
+# strategy's methods reject these options, so `look_ahead` sets them.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=(
@@ -47,7 +47,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     @property
     def cardinality(self) -> int:
-        """The number of batches, although the underlying dataset is endless."""
+        """The number of batches, even if the underlying dataset is endless."""
         return self.batches
 
     @property
@@ -79,7 +79,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
             self._last = plain_variable(known, trainable=False, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
         # With asynchronous ops, a function could otherwise run before the
-        # variable exists. TensorFlow's own iterators wait, too.
+        # variable exists. TensorFlow's own iterators also wait.
         async_wait()
         return iterator
 
@@ -94,14 +94,14 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     def _iterate(self, datasets: Any) -> AheadIterator:
         finite = self._datasets
-        self._datasets = [_untuned(dataset) for dataset in datasets]
+        self._datasets = [_without_autotuning(dataset) for dataset in datasets]
         if self._options == _TO_THE_HOST:
             self._datasets = [dataset.prefetch(1) for dataset in self._datasets]
         try:
             iterator = super().__iter__()
         finally:
             self._datasets = finite
-        _leave_devices_untuned(iterator)
+        _stop_autotuning_on_devices(iterator)
         iterator.__class__ = AheadIterator
         iterator._cardinality = self.batches
         has_end = self.batches != tf.data.INFINITE_CARDINALITY
@@ -136,8 +136,8 @@ def look_ahead(
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
-            `tf.function` do not: the function would wait for the end of the
-            iterator.
+            `tf.function` do not: the function would wait forever for the end of
+            the iterator.
         begin: Called before an epoch with a function that makes an iterator.
             Returns the iterator.
     """
@@ -161,7 +161,7 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
     return dataset
 
 
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset without autotuning, unless the user has asked for it.
 
     The tuning thread sleeps for as long as its iterator has lived, at most a
@@ -175,7 +175,7 @@ def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _leave_devices_untuned(iterator: Any) -> None:
+def _stop_autotuning_on_devices(iterator: Any) -> None:
     """Replace the iterators of devices by iterators without autotuning.
 
     TensorFlow accepts no options for these iterators.
@@ -185,4 +185,4 @@ def _leave_devices_untuned(iterator: Any) -> None:
     for i, each in enumerate(getattr(made, "_device_iterators", ())):
         # Nothing was drawn yet, so a new iterator loses nothing.
         with tf.device(made._devices[i]):
-            made._device_iterators[i] = iter(_untuned(each._dataset))
+            made._device_iterators[i] = iter(_without_autotuning(each._dataset))

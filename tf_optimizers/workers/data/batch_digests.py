@@ -26,7 +26,8 @@ _SLOTS = 8  # If a batch has more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
-# The largest number of consecutive undecided batches that is accepted.
+# The most consecutive undecided batches that are accepted, as long as no slot
+# was equal and informative.
 _PATIENCE = 64
 
 
@@ -55,17 +56,17 @@ BY_HAND = (
     "Pass the whole batch on every worker. If each worker has its own data, "
     "use `fit`, `evaluate` or `predict`, with "
     "`distribute_datasets_from_function`. If all workers have the same rows, "
-    "which look different only because of random numbers, set "
+    "and random augmentation makes them look different, set "
     "`strategy.compares_data = False`.",
 )
 _HINT = (
     "Workers may shuffle, filter or augment by different random numbers. Or "
-    "only one worker has drawn from Python's or NumPy's generator, as in a "
-    "callback, or has looked at a batch. Set the same seed and draw on all "
-    "workers, or use a separate generator. If each worker should have its own "
-    "data, set `options.experimental_distribute.auto_shard_policy` to `OFF`, "
-    "or use `distribute_datasets_from_function`. If all workers have the same "
-    "rows, which look different only because of random numbers, set "
+    "only one worker has drawn from Python's or NumPy's generator, for example "
+    "in a callback, or has looked at a batch. Set the same seed and draw on "
+    "all workers, or use a separate generator. If each worker should have its "
+    "own data, set `options.experimental_distribute.auto_shard_policy` to "
+    "`OFF`, or use `distribute_datasets_from_function`. If all workers have "
+    "the same rows, and random augmentation makes them look different, set "
     "`strategy.compares_data = False`."
 )
 
@@ -105,7 +106,7 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
         batch: A nest of tensors of any kind.
         number: The number of the batch, an int64 scalar.
     """
-    # Use few ops: every step waits for them, and `fit` for their tracing.
+    # Use few ops: every step waits for them, and `fit` waits for their tracing.
     prints = [
         [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
         for tensors in map(_tensors, tf.nest.flatten(batch))
@@ -138,7 +139,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # Over several batches, the samples cover all elements.
+    # Over several batches, the samples cover all positions.
     return tf.reshape(tensor, [rows, columns])[
         number % down :: down, number % right :: right
     ]
@@ -184,8 +185,8 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     Returns:
         An int32 vector: the number of replicas that have a part, the total of
         rows, and a `Verdict`. The other elements are for the next summary: the
-        number of consecutive undecided batches, and whether each slot was
-        informative in any batch so far.
+        number of consecutive undecided batches; and for each slot, whether it
+        was equal and informative in any batch so far.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -198,8 +199,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
     # A batch is undecided if, for example, its images differ, and its labels
     # are equal but uninformative. Such a batch is wrong if a slot that differs
-    # was informative before, if no slot is equal, or if no batch has been
-    # decided for too long.
+    # was equal and informative before; if no slot is equal; or if too many
+    # batches in a row were undecided, and no slot was ever equal and
+    # informative.
     is_wrong = is_undecided & (
         tf.reduce_any(differs & was_informative)
         | ~tf.reduce_any(is_used & same)
@@ -240,7 +242,9 @@ def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     return tf.foldl(add, tf.transpose(notes, [1, 0, 2]), before)
 
 
-def of_own(note: tf.Tensor, replicas: int, before: tf.Tensor) -> tf.Tensor:
+def summarize_own(
+    note: tf.Tensor, replicas: int, before: tf.Tensor
+) -> tf.Tensor:
     """Return the summary of a batch without exchanging notes.
 
     The summary assumes that all workers have drawn the same batch.
@@ -270,7 +274,7 @@ def start(last: tf.Variable | None) -> Sequence[int]:
 
 
 def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
-    """Raise if workers differ. In a function, return an op that raises.
+    """Raise if workers differ. In a graph, return an op that raises.
 
     Args:
         known: A summary.

@@ -49,8 +49,8 @@ def note_next(
             and the note on this part, an int32 vector. All parts have one type.
         replicas: The number of replicas that take parts in turn.
         end: The note for positions after the last part.
-        is_endless: Whether to continue after the last part, with its first row
-            as padding.
+        is_endless: Whether to repeat the first row of the last part, as
+            padding, without end.
         may_lack: Whether the last batch may lack a part.
 
     Returns:
@@ -129,8 +129,8 @@ def _box(element: Any) -> tf.Tensor:
 
     The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
     (TensorFlow 2.21), but it can be the variant tensor of such an optional. The
-    copy is necessary because a step may write into its input tensors. These may
-    share memory with the user's arrays or with mapped files.
+    copy is necessary because a step may write into its input tensors, and these
+    tensors may share memory with the user's arrays or with mapped files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
@@ -164,10 +164,10 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
 
 
 class Rows(NamedTuple):
-    """The number of a batch's rows on each replica, as int32 scalars.
+    """The numbers of rows of a batch, as int32 scalars.
 
     A replica whose part is empty holds a padding row, since few layers accept a
-    batch without rows. That row is not counted here. An element that is not a
+    batch without rows. The padding row does not count. An element that is not a
     batch counts as one row.
 
     Attributes:
@@ -189,8 +189,8 @@ class Counted(PerReplica):
     """Each replica's part of a tensor of a batch, and the batch's rows.
 
     `strategy.run` gives each replica only its own part, and has no public way
-    to pass information on the whole batch. So every tensor of the batch carries
-    the numbers of rows, since users may pass tensors in any order.
+    to pass information on the whole batch. Users may pass some tensors of a
+    batch, in any order. So every tensor carries the numbers of rows.
 
     All parts share one type. The shape of a single part may be more specific,
     such as two rows. A step traced for this shape could not run on a replica
@@ -258,7 +258,7 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
 
 
 def spec_with_rows(spec: Any) -> Any:
-    """Return the type specification of a batch with rows.
+    """Return the type specification of a batch that `with_rows` returns.
 
     Args:
         spec: The specification of pairs (part, note).

@@ -5,8 +5,8 @@
     rows     0 1 2   3 4   5 6
     replica  0       1     2
 
-If there is only one row, replicas 1 and 2 get a copy of it as padding, since
-few layers accept a batch without rows. Such a part counts as 0 rows.
+If there is only one row, replicas 1 and 2 get a copy of this row as padding,
+since few layers accept a batch without rows. Such a part counts as 0 rows.
 """
 
 from typing import Any
@@ -115,13 +115,13 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the number of rows of a batch's type; None if it may vary."""
+    """Return the number of rows in a batch's type; None if it varies."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 
 
 def rows_of_type(spec: Any) -> int | None:
-    """Return the number of rows of a tensor's type; None if it may vary."""
+    """Return the number of rows in a tensor's type; None if it varies."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return None
     return spec.shape[0]

@@ -111,7 +111,7 @@ def split_arguments(
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Return a batch that is available once workers have compared it."""
+    """Return a batch that is available after workers have compared it."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):
@@ -249,10 +249,10 @@ def with_notes(
     total: int | None = None,
     **options: bool,
 ) -> tf.data.Dataset:
-    """Return a dataset of elements with notes, which replicas take in turn.
+    """Add notes to the elements of a dataset, which replicas take in turn.
 
     Args:
-        dataset: A dataset that this worker does not share.
+        dataset: This worker's dataset, which workers do not share.
         replicas: The number of replicas of this worker.
         total: The number of rows of each batch on all workers; None if it
             varies.

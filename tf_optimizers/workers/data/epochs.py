@@ -15,7 +15,7 @@ from tf_optimizers.workers.agreement.statements import gather_statements
 from tf_optimizers.workers.data.generators import SynchronizedGenerator
 from tf_optimizers.workers.data.order import (
     align_generators,
-    generators_of_host,
+    generator_digests,
 )
 from tf_optimizers.workers.data.shuffle_draws import ShuffleDraws, draws_of
 from tf_optimizers.workers.data.shuffles import comes_from_python
@@ -54,9 +54,9 @@ class EpochStart:
         iterator = make()
         if not self._draws and not self._is_python:
             return iterator
-        generators = generators_of_host() if self._is_python else []
-        # Compare after `make()`: by then, every shuffle has drawn. A shuffle
-        # that has drawn could not be set back to 0 draws.
+        generators = generator_digests() if self._is_python else []
+        # Compare after `make()`, when every shuffle has drawn at least once: no
+        # shuffle can be set to 0 draws.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -73,7 +73,9 @@ class EpochStart:
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            return iterator  # All workers will get an error if batches differ.
+            # A shuffle has drawn too often to be counted. If batches differ,
+            # all workers get an error later.
+            return iterator
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
         else:
@@ -81,7 +83,7 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return an iterator, and leave its shuffles at `most` draws."""
+        """Return a new iterator whose shuffles have drawn `most` times."""
         _set(self._draws, most)
         make()
         steps = [
@@ -89,8 +91,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # A shuffle cannot return to 0 draws. If it would have to, all workers
-        # leave out the first shuffled order.
+        # No shuffle can be set to 0 draws. If this would be necessary, all
+        # workers skip the first shuffled order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

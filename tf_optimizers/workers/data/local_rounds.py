@@ -34,10 +34,14 @@ _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Return Keras's train function, wrapped so that `round_of_fit` has rounds.
+    """Return a train function in which `round_of_fit` knows the optimizers.
 
-    If an optimizer of the model makes no local steps, the function is returned
+    If an optimizer of the model makes no local steps, return Keras's function
     unchanged.
+
+    Args:
+        model: The model.
+        function: The train function that Keras made for the model.
     """
     optimizers = only_local_steppers(model)
     if not optimizers:
@@ -55,7 +59,9 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
 
 
 def round_of_fit() -> LocalRound | None:
-    """Return the round of the next step of `fit`, outside of `strategy.run`.
+    """Return the round of the next step of `fit`.
+
+    Call this function outside of `strategy.run`.
 
     Returns:
         None outside of `fit`, and if every step may exchange.

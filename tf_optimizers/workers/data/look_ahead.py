@@ -95,8 +95,8 @@ class AheadIterator(DistributedIterator):
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
             # If the last step failed on this worker, the other workers still
-            # wait in it. Record the failure before this worker waits for a
-            # batch.
+            # wait in that step. Record the failure before this worker waits for
+            # a batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
         # The notes may be wrapped in an `Ending`.
@@ -128,8 +128,9 @@ class AheadIterator(DistributedIterator):
     ) -> tf.Tensor:
         """Return this batch's summary, and exchange notes on the next batch.
 
-        In a function, TensorFlow runs the exchange in parallel with every op
-        that does not need its result. In eager mode, a thread runs it.
+        In a `tf.function`, TensorFlow runs the exchange in parallel with every
+        op that does not need its result. In eager mode, a thread runs the
+        exchange.
 
         Args:
             this: The notes of this worker's replicas on this batch.
@@ -140,8 +141,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # A function may be called both with notes that have the total of rows
-        # and with notes that do not. The size of a note is then unknown.
+        # A `tf.function` may be called with notes that have the total of rows,
+        # and with notes that do not. Then the size of a note is unknown.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
@@ -210,7 +211,9 @@ class AheadIterator(DistributedIterator):
                 `tf.function` raises the error when the function runs.
         """
         extended, count = self._strategy.extended, len(following)
-        own = batch_digests.of_own(following[0], extended.replicas, known)
+        own = batch_digests.summarize_own(
+            following[0], extended.replicas, known
+        )
         notes = tf.stack([note[:SIZE] for note in following])
         notes = tf.concat(
             [tf.reshape(waiting, [-1, count, SIZE]), notes[tf.newaxis]], 0
@@ -235,7 +238,7 @@ class AheadIterator(DistributedIterator):
                 )
             # Raise now if there may be no next draw: a worker's step may wait
             # for entries of another worker whose data have ended. Otherwise,
-            # the next draw raises the error, before its step begins.
+            # the next draw raises the error, before the next step begins.
             is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
             verdict = tf.where(is_last, summary[2], Verdict.SAME)
             check = batch_digests.check(tf.stack([0, 0, verdict]))

@@ -38,7 +38,7 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """The seed of unseeded shuffles, unless the user has seeded TensorFlow."""
+    """Seeds shuffles that have no seed, unless the user seeded TensorFlow."""
 
     _seed: int | None = None
 
@@ -50,9 +50,9 @@ class _ShuffleSeed:
     def set(self, seed: int) -> None:
         """Shuffle by this seed from now on.
 
-        Arrays that are about to be distributed use this seed, too. The seed
-        that they already have may differ between workers: workers may call
-        `fit` on different lines, or one worker may have trained alone before.
+        Arrays that are about to be distributed get this seed, too. Their
+        previous seed may differ between workers: workers may call `fit` on
+        different lines, or one worker may have trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -69,8 +69,8 @@ class _ShuffleSeed:
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count per line, since one worker alone may shuffle other data
-        # elsewhere.
+        # Count the shuffles of each line separately: one worker alone may
+        # shuffle other data on another line.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"
@@ -117,11 +117,11 @@ def _shuffle_in_one_order() -> None:
 
 
 def propose_seeds() -> list[int]:
-    """Return a seed for shuffles, and digests of this host's generators."""
-    return [secrets.randbelow(2**31), *generators_of_host()]
+    """Return a seed for shuffles, followed by `generator_digests()`."""
+    return [secrets.randbelow(2**31), *generator_digests()]
 
 
-def generators_of_host() -> list[int]:
+def generator_digests() -> list[int]:
     """Return digests of the states of Python's and NumPy's generators."""
     states = (random.getstate(), np.random.get_state())
     return [zlib.crc32(pickle.dumps(state)) for state in states]
@@ -130,7 +130,7 @@ def generators_of_host() -> list[int]:
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
     """Adopt the first worker's seeds, unless the user has seeded TensorFlow.
 
-    Python's and NumPy's generators are aligned, too.
+    Python's and NumPy's generators are also aligned.
     """
     _shuffle_seed.set(proposals[0][0])
     align_generators([digests for _, *digests in proposals])
@@ -152,7 +152,7 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset with a deterministic order if workers share it.
+    """Make the order of a dataset deterministic if workers share the dataset.
 
     With `options.deterministic=False`, parallel calls would yield elements as
     they finish, in an order that differs between workers.

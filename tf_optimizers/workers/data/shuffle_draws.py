@@ -2,9 +2,9 @@
 
 Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
 makes an iterator, this worker has another order in all later epochs. TensorFlow
-has no API for the number of draws, but saves it in the state of an iterator. So
-this module compares such a state with the states of a second generator, and
-counts the draws of that generator.
+has no API for the number of draws, but the saved state of an iterator depends
+on this number. So this module draws from a second generator with the same seeds
+until both states are equal, and counts these draws.
 """
 
 import functools
@@ -56,7 +56,7 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts the draws of a shuffle, and can set their number to 1 or more.
+    """Counts the draws of a shuffle, and sets the number of draws.
 
     Attributes:
         seeds: The two seeds of the generator.
@@ -85,15 +85,15 @@ class ShuffleDraws:
     def state(self) -> bytes:
         """Return bytes that are equal on workers with equal numbers of draws.
 
-        They are also equal after all workers have called `set` with the same
-        number.
+        The bytes are also equal after all workers have called `set` with the
+        same number.
         """
         if not self._saved:
             self.count()
         return self._own.save()
 
     def count(self) -> int:
-        """Return the number of draws, or -1 if it is too large.
+        """Return the number of draws, or -1 for more than `_MOST_DRAWS`.
 
         If nothing was drawn yet, this method draws once and returns 1.
         """
@@ -151,7 +151,7 @@ def count_draws(
         draws = (
             ShuffleDraws(dataset._seed, dataset._seed2)
             if is_eager
-            else _of_function(chosen)
+            else _draws_in_function(chosen)
         )
         if draws is None:
             return dataset
@@ -168,20 +168,20 @@ def count_draws(
     return dataset
 
 
-def _of_function(chosen: int | None) -> ShuffleDraws | None:
+def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
     """Return the draws of a function's shuffle; None if the user sets a seed.
 
-    An example is a function of `flat_map` that makes a dataset for each file.
-    TensorFlow gives each of these datasets its own generator. With one seed,
-    all datasets would have the same order in all epochs. So here all datasets
-    draw from one generator, which the function captures.
+    The function of a `flat_map`, for example, may make a shuffled dataset for
+    each file. TensorFlow gives each of these datasets its own generator. Then,
+    with one seed, all of them would have the same order in all epochs. So here
+    all datasets draw from one generator, which the function captures.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():
             return None
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = ShuffleDraws(*tf.unstack(seeds))
-    add_to_graphs("draws", draws)  # `draws_of` finds it on the graph.
+    add_to_graphs("draws", draws)  # `draws_of` reads them there.
     return draws
 
 

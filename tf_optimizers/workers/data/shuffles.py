@@ -108,7 +108,7 @@ def replace_shuffles(
 ) -> None:
     """Change how data are shuffled, permanently in this process.
 
-    To set TensorFlow's global seed instead would have side effects: random
+    Setting TensorFlow's global seed instead would have side effects: random
     numbers in `Dataset.map` would be the same in every epoch. Keras shuffles
     arrays by such random numbers, so every epoch would have the same order.
 

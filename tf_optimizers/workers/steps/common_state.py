@@ -44,7 +44,7 @@ _HINT = (
 
 @functools.cache
 def watch_state() -> None:
-    """Have Keras average the state of models of our strategy, permanently."""
+    """Have Keras average state under our strategy, permanently."""
     call_first(AverageState, lambda model: _state_of_model(model) is not None)
     check_saving(_make_common_to_save)
 
@@ -61,7 +61,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation keeps state that only training assigns."""
+        """Record that this evaluation left the state of training unchanged."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -69,7 +69,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction keeps state that only training assigns."""
+        """Record that this prediction left the state of training unchanged."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -93,7 +93,7 @@ class _Assigned(NamedTuple):
 
     Attributes:
         variable: The variable.
-        only_in_training: Whether only training steps assign it.
+        only_in_training: Whether only training steps assign the variable.
     """
 
     variable: weakref.ref[Any]
@@ -122,7 +122,7 @@ class CommonState:
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the step being traced assigns a variable on a replica."""
         if variable.aggregation != "none":
-            return  # The assignment is reduced over replicas.
+            return  # TensorFlow reduces the value over replicas.
         known = self._assigned.get(id(variable))
         if known is not None and known.variable() is variable:
             is_training = is_training and known.only_in_training
@@ -151,7 +151,7 @@ class CommonState:
         strategy, now = self._strategy, self._progress()
         variables = [
             variable
-            for variable in self._of(model)
+            for variable in self._variables_of(model)
             if self._common_at.get(id(variable)) != now
         ]
         if not variables:
@@ -166,11 +166,11 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that state which only training assigns is still common."""
+        """Record that state that only training assigns is still common."""
         self._note_common(
             [
                 variable
-                for variable in self._of(model)
+                for variable in self._variables_of(model)
                 if self.is_assigned(variable)
                 and self._assigned[id(variable)].only_in_training
             ]
@@ -184,11 +184,11 @@ class CommonState:
         """Return a value that stays equal until a step runs."""
         extended = self._strategy.extended
         # With one worker, steps are not counted. A new object differs from all
-        # earlier objects, so replicas are always compared. This is cheap on one
-        # worker.
+        # earlier objects, so replicas are always compared. The comparison is
+        # cheap on one worker.
         return extended.channel.progress() if extended.workers > 1 else object()
 
-    def _of(self, model: keras.Model) -> list[Any]:
+    def _variables_of(self, model: keras.Model) -> list[Any]:
         """Return the variables that steps assign, in the model's order."""
         of_rows = _states_of_rows(model)
         found = [
@@ -211,8 +211,8 @@ class CommonState:
             )
             warnings.warn(
                 "Variables to which replicas assign different values must be "
-                f"floating-point, so that they can be averaged. Received: "
-                f"{shown}, so each worker saves its own value. "
+                "floating-point, so that they can be averaged. Otherwise each "
+                f"worker saves its own value. Received: {shown}. "
                 "Use float32, or assign a value that is the same on all "
                 "replicas, such as `tf.distribute.get_replica_context()."
                 "all_reduce('SUM', value)`.",
@@ -253,8 +253,8 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 def _states_of_rows(model: keras.Model) -> set[int]:
     """Return the ids of states that recurrent layers keep for each row.
 
-    A replica gets the same rows of every batch, and continues the states of
-    these rows.
+    A replica gets the rows at the same positions of every batch, and continues
+    their states.
     """
     return {
         id(state)

@@ -119,7 +119,7 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum all variables of the dtype of `variable` over replicas."""
+        """Sum the variables that have the dtype of `variable` over replicas."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = reduce_together(
             self._strategy, reducing(self._strategy, "SUM"), variables

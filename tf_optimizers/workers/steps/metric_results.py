@@ -18,10 +18,10 @@ _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Return a `result` that records its tensors in `replica.results`.
+    """Wrap a metric's `result` to record its tensors in `replica.results`.
 
-    Each tensor is recorded as (name, tensor, metric, place among the tensors).
-    The metric is None if its results must not be computed again.
+    Each record is (name, tensor, metric, place among the tensors). The metric
+    is None if its results must not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -29,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # Copy variables: the strategy would return them instead of tensors.
+        # Copy variables, which the strategy would return instead of tensors.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)

@@ -79,9 +79,9 @@ def warn_if_made_of(
                 f"Received: `{name or 'a value'}`, which depends on "
                 f"`{path_of(read)}` but is not the `result()` of a metric that "
                 "the model knows. Keras shows a mean of the replicas' values, "
-                "and the last batch's rows are the weights. List the "
-                "metric in the model's `metrics`, and compute the value in the "
-                "metric's `result()`."
+                "weighted by their rows in the last batch. List the metric in "
+                "the model's `metrics`, and compute the value in the metric's "
+                "`result()`."
             )
 
 

@@ -222,7 +222,7 @@ class Step:
     def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any
     ) -> set[int]:
-        """Return the numbers of the arrays that have an element for each row.
+        """Return the numbers of outputs that have an element for each row.
 
         If the number of rows is fixed, an array of the same length is
         ambiguous: two elements from a replica with two rows may also be the

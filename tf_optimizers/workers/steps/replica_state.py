@@ -29,18 +29,18 @@ from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
 class _Replica(threading.local):
-    """The state of a replica. Outside of steps, it has these defaults."""
+    """The state of a replica. Outside of steps, the defaults apply."""
 
     share: Any = None  # The replica's `Share` of the batch.
-    is_keras: bool = False  # Whether it runs Keras's own `train_step`.
-    is_training: bool = False  # Whether it runs any `train_step`.
-    weights: RestoredWeights | None = None  # Assigned by the step.
+    is_keras: bool = False  # Whether the step is Keras's own `train_step`.
+    is_training: bool = False  # Whether the step is any `train_step`.
+    weights: RestoredWeights | None = None  # Values that the step has assigned.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    updated: dict[int, keras.Variable] = {}  # Variables of metrics.
+    updated: dict[int, keras.Variable] = {}  # Assigned variables of metrics.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
     note_metric: Callable | None = None  # Makes a metric add to `results`.
-    is_applying: bool = False  # Whether it is in an optimizer's `apply`.
-    is_assigning: bool = False  # Whether it is in `keras.Variable.assign`.
+    is_applying: bool = False  # Whether an optimizer's `apply` is running.
+    is_assigning: bool = False  # Whether `keras.Variable.assign` is running.
     loop: Any = None  # The `Loop` of a function that is not a model's step.
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_optimizers.replicas import reduce_together
 from tf_optimizers.workers.collectives.bits import (
-    TAKEN,
+    GATHERED_DTYPES,
     from_numbers,
     longest_in,
     strings_to_words,
@@ -38,7 +38,9 @@ def gather_any(
         return tf.distribute.Strategy.run(strategy, function, args)
 
     if dtype != tf.string:
-        numbers = value if dtype in TAKEN else mapped(to_numbers, value)
+        numbers = (
+            value if dtype in GATHERED_DTYPES else mapped(to_numbers, value)
+        )
         return from_numbers(gather(numbers, axis), dtype)
     lengths = mapped(tf.strings.length, value)
     longest = gather(

@@ -25,8 +25,8 @@ class Share:
 
     Args:
         own: The rows of the replica; 0 if it holds only a padding row.
-        total: The rows of all replicas. If it is 0, as for an empty batch, all
-            replicas count equally.
+        total: The rows of all replicas. For an empty batch, with a total of 0,
+            all replicas count equally.
         variable: The replica's variable, float32 [2], for both numbers.
     """
 
@@ -71,7 +71,7 @@ def make_row_variables(devices: int) -> list[tf.Variable]:
 def share_of(
     batch: Any, rows: Rows | None, variables: Sequence[tf.Variable]
 ) -> Share:
-    """Return the share of the replica that calls this.
+    """Return the share of the replica that calls this function.
 
     Args:
         batch: The replica's part of the batch.
@@ -119,8 +119,8 @@ class Loop:
         """Return the replica's rows of a batch, and the rows of all replicas.
 
         Args:
-            rows: The number of rows on the replica. It identifies the batch. If
-                several batches have this number, the first batch counts.
+            rows: The number of rows on the replica, which identifies the batch.
+                If several batches have this number, the first batch counts.
 
         Returns:
             A pair of int32 scalars, or None if the batch is unknown in this

@@ -103,16 +103,17 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
         names = [getattr(each, "path", each.name) for each in outside]
         raise ValueError(
             "Variables that an optimizer updates must be made in the scope of "
-            "the strategy. Received some made outside of it: "
+            "the strategy. Received variables made outside of this scope: "
             f"{', '.join(names)}. Make and build the model in `with "
             "strategy.scope():`."
         )
 
 
 def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
-    """Return a gradient times the share; 0 without rows, even for NaN.
+    """Return a gradient times the share.
 
-    The gradient of a scaled loss includes the share already.
+    The gradient of a scaled loss already includes the share. If the replica has
+    no rows, return zeros, even for a gradient of NaN.
     """
     if gradient is None:
         return None

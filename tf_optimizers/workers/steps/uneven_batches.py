@@ -73,7 +73,10 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Return TensorFlow's average of losses, scaled by the replica's rows."""
+    """Return an average of losses: in a model's step, over the replica's rows.
+
+    In other functions, return the replica's part of an average over all rows.
+    """
     share = replica.share
     if share is None:
         if global_batch_size is None and _is_replica_of_ours():
@@ -89,7 +92,7 @@ def _average(
 def _average_of_loop(
     original: Callable, per_example_loss: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """Return a replica's part of a mean over rows, in the user's own loop."""
+    """Return a replica's part of a mean over all rows, in a custom loop."""
     if replica.loop is not None and replica.loop.has_same_arguments:
         return original(per_example_loss, sample_weight)
     rows = tf.shape(per_example_loss)[0]
@@ -111,13 +114,13 @@ def _reduce(
     reduction: Any = "sum_over_batch_size",
     dtype: Any = None,
 ) -> tf.Tensor:
-    """Reduce the losses of a replica's elements."""
+    """Reduce losses of elements, scaled as the module's docstring says."""
     loss = original(values, sample_weight, mask, reduction, dtype)
     is_mean, share = reduction in _MEANS, replica.share
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # The user took a mean, which Keras would sum over replicas.
+        # The user has taken a mean, and Keras would sum the replicas' means.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
