@@ -27,8 +27,8 @@ from tf_optimizers.checks import (
 from tf_optimizers.kernels import betas, compiled, on_gpu
 from tf_optimizers.layerwise.layerwise_step import (
     LayerwiseHyperparameters,
-    momentum_ratio,
     step_each,
+    trust_ratio_from_moments,
 )
 
 # The most variables in a launch of a GPU kernel, and the most elements in a
@@ -250,7 +250,10 @@ def last_trust_ratio(
         return tf.ones([], weight.dtype)
     constants = on_gpu(), optimizer._direction()
     ratio = compiled(
-        momentum_ratio, weight, *constants, optimizer._hyperparameters(index)
+        trust_ratio_from_moments,
+        weight,
+        *constants,
+        optimizer._hyperparameters(index),
     )
     return ratio(
         weight,

@@ -72,7 +72,7 @@ def trust_ratio(
     return tf.where((phi == 0) | (norm == 0), tf.ones_like(phi), phi / norm)
 
 
-def momentum_ratio(
+def trust_ratio_from_moments(
     gpu: bool,
     direction: Callable,
     hyperparameters: LayerwiseHyperparameters,
@@ -81,7 +81,7 @@ def momentum_ratio(
     v: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Return the trust ratio of the update that `direction` computes."""
+    """Return the trust ratio of the direction computed from w, m and v."""
     corrections = corrections_at(hyperparameters.betas, step, weight.dtype)
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:
