@@ -52,7 +52,7 @@ UNKNOWN = (-1, 0, Verdict.SAME, 0, *[0] * _SLOTS)
 _RULE = "All workers must draw the same batches of shared data."
 BY_HAND = (
     "All workers must pass the same rows to `train_on_batch`, `test_on_batch` "
-    "and `predict_on_batch`, which share the rows among replicas.",
+    "and `predict_on_batch`, which split the rows among replicas.",
     "Pass the whole batch on every worker. If each worker has its own data, "
     "use `fit`, `evaluate` or `predict`, with "
     "`distribute_datasets_from_function`. If all workers have the same rows, "

@@ -66,7 +66,7 @@ class AheadIterator(DistributedIterator):
             raise ValueError(
                 "A batch must be drawn outside of `strategy.run`. Received: "
                 "`next(iterator)` in a function that `strategy.run` calls. "
-                "Pass the batch to `strategy.run`."
+                "Draw the batch outside, and pass it to `strategy.run`."
             )
         count, batch = self._draw()
         if self._is_endless:

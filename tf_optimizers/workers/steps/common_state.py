@@ -37,8 +37,8 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _HINT = (
-    "Save, evaluate and predict on every worker: this averages variables that "
-    "steps assign, such as statistics of layers, over all replicas."
+    "Save, evaluate and predict on every worker: these calls average variables "
+    "that steps assign, such as statistics of layers, over all replicas."
 )
 
 
