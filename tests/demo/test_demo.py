@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import keras
 import numpy as np
@@ -237,6 +238,16 @@ def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
     assert cell["learning_rate"] == 0.1 and cell["at_edge_of_grid"]
     assert cell["test_accuracy"] == [0.1] * 3
     assert trainer.measured == {"validation": {11, 12}, "test": {0, 1, 2}}
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (7, 8, 9)])
+def test_study_trains_with_the_wanted_seeds(monkeypatch, seeds):
+    settings = mock.Mock(quick=True, seeds=len(seeds), first_seed=seeds[0])
+    monkeypatch.setattr(batch_study, "Study", mock.Mock())
+    monkeypatch.setattr(batch_study, "load_splits", mock.Mock())
+    monkeypatch.setattr(batch_study, "OPTIMIZERS", {})
+    assert batch_study.run(settings, mock.Mock())["settings"]["seeds"] == seeds
+    assert batch_study.Study.call_args.args[1] == seeds
 
 
 @pytest.mark.parametrize("plan", [batch_study.FULL, batch_study.QUICK])

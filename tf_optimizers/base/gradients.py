@@ -100,9 +100,7 @@ def check_replica_context(replicas: int) -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received a call outside of "
-            "`strategy.run`. Pass the function that calls `apply` to "
-            "`strategy.run`."
+            "`apply` must run in `strategy.run`. Received a call outside of it."
         )
 
 

@@ -89,8 +89,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--first-seed",
         type=_first_seed,
         default=0,
-        help="the first seed of gradient-compression; seeds set initial "
-        "weights and the order of the data (%(default)s)",
+        help="the first seed; seeds set initial weights and the order of the "
+        "data (%(default)s)",
     )
     parser.add_argument(
         "--link",

@@ -35,8 +35,7 @@ class Settings:
     Args:
         seeds: int >= 2. The number of networks to train for each test
             accuracy. Slow parts train fewer.
-        first_seed: int >= 0. The first of the consecutive seeds of
-            gradient-compression.
+        first_seed: int >= 0. The first of the consecutive seeds.
         link: The simulated link between workers.
         quick: Whether to run at a reduced size.
         data_dir: Folder of the dataset, written if missing.

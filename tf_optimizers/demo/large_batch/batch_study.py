@@ -109,7 +109,8 @@ QUICK = Plan(
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     """Run the study; the result holds plain numbers, ready for JSON."""
     plan = QUICK if settings.quick else FULL
-    seeds = tuple(range(settings.seeds))
+    first = settings.first_seed
+    seeds = tuple(range(first, first + settings.seeds))
     runs = len(plan.rates) * len(plan.tuning_seeds) + len(seeds)
     progress.reset(len(OPTIMIZERS) * len(plan.budgets) * runs)
     # TensorFlow combines this seed with the seeds of the shuffles.

@@ -162,10 +162,6 @@ def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
         del call  # Do not keep the call alive while waiting.
 
 
-def _queue(dtypes: list[tf.DType]) -> tf.queue.QueueBase:
-    return tf.queue.FIFOQueue(_QUEUE_SIZE, dtypes, [[]] * len(dtypes))
-
-
 class GatherLater:
     """Gathers a small tensor of each replica while the next steps run.
 
