@@ -105,7 +105,8 @@ class AdamOffload(HostOptimizer):
         weight_decay: float >= 0. L2, added to the gradient; None means 0.
             Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            searched in `variable.path`, with and without the model's name.
+            which match anywhere in `variable.path`, with and without the
+            model's name.
             "beta" also matches "alphabeta"; `tfo.BIAS_AND_NORM` matches only
             biases and normalization.
             Defaults to `("beta", "gamma")`.

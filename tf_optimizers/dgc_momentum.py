@@ -40,8 +40,8 @@ _UNUSED = {
 }
 # If a saved file has this key, u and v contain the learning rate.
 _RATE_KEY = "rate_in_momentum"
-# Whether u and v contain the learning rate, by the name that the list of
-# variables has in a checkpoint.
+# Maps the name of the list of variables in a checkpoint to whether u and v
+# contain the learning rate.
 _CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
 
 

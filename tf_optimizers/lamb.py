@@ -56,7 +56,7 @@ class Lamb(LayerwiseOptimizer):
         weight_decay: float >= 0. Applied inside the trust ratio; None means 0.
             Defaults to `0.01`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            such as `tfo.BIAS_AND_NORM`. They are searched in `variable.path`,
+            such as `tfo.BIAS_AND_NORM`. They match anywhere in `variable.path`,
             with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are

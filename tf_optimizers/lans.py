@@ -72,7 +72,7 @@ class LANS(LayerwiseOptimizer):
         weight_decay: float >= 0. Applied inside both trust ratios; None means
             0. Defaults to `0.0`.
         exclude_from_weight_decay: None or a sequence of regular expressions,
-            such as `tfo.BIAS_AND_NORM`. They are searched in `variable.path`,
+            such as `tfo.BIAS_AND_NORM`. They match anywhere in `variable.path`,
             with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are
@@ -193,8 +193,8 @@ def normalized(
     With a limit, the function also clips elements to [-limit, limit]. If the
     norm is 0, the function returns 0.
     """
-    # In float32, the inverse of a subnormal norm would not be finite. The
-    # inverse of NaN is NaN.
+    # The inverse of a subnormal float32 norm can overflow. NaN is not less than
+    # `TINY`, so a NaN norm gives NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     scale = scaling(inverse)
     if limit is None:

@@ -57,9 +57,9 @@ class ShardedState(Wrapper):
 
     Variables are assigned from the largest to the smallest, each to the replica
     that owns the fewest bytes so far. If the inner optimizer is elementwise
-    (see `is_elementwise`), variables larger than half of the mean bytes per
-    replica are split by rows. Other optimizers step whole variables, so that
-    trust ratios and factored moments are exact. With one replica,
+    (see `is_elementwise`), variables with more than half of the mean number of
+    bytes per replica are split by rows. Other optimizers step whole variables,
+    so that trust ratios and factored moments are exact. With one replica,
     `ShardedState` does the same as the inner optimizer.
 
     Gradients are clipped after they are summed; `global_clipnorm` limits the

@@ -339,7 +339,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state, after all travelling entries have arrived."""
+        """Load the state, after all entries have arrived."""
         self._finish_travel()
         super().load_own_variables(store)
 

@@ -148,8 +148,8 @@ class _Elsewhere:
         raise ValueError(
             "`update_step(gradient, variable, learning_rate)` must use only "
             "the state of `variable`. Received: a call that uses another "
-            "variable's state, which another replica owns. Create the state of "
-            "each variable by `self.add_variable_from_reference(variable, "
+            "variable's state, which another replica owns. Create each "
+            "variable's state with `self.add_variable_from_reference(variable, "
             "name)`, or use the inner optimizer without `ShardedState`."
         )
 

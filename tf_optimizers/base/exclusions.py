@@ -76,7 +76,7 @@ class Exclusions:
     """The exclusions from weight decay that a user asks for.
 
     Args:
-        patterns: None or regular expressions, searched in `variable.path`.
+        patterns: None or regular expressions, for any part of `variable.path`.
         names: Patterns for paths, made from the `var_names` of a call of
             `exclude_from_weight_decay()`.
         variables: Path and shape of each variable passed to that call, by key.

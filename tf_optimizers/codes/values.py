@@ -130,7 +130,7 @@ class Chunked:
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Pack codes into bytes, with one code from each part of a row."""
+        """Pack codes: byte j of a row holds code j of each equal part of it."""
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(

@@ -24,7 +24,7 @@ INNER_ARGUMENTS = (
     "clipvalue",
     "global_clipnorm",
 )
-# Arguments that only `SparseLoCo` accepts.
+# Arguments to pass to `SparseLoCo`, not to the inner optimizer.
 _OUTER_ARGUMENTS = (
     "use_ema",
     "loss_scale_factor",
@@ -44,9 +44,9 @@ def check_arguments(arguments: dict[str, Any]) -> Exclusions:
     """Raise if an argument belongs to the inner optimizer.
 
     Returns:
-        The variables without weight decay. Their names are removed from
-        `arguments`. The config of `SparseLoCo` holds the names, since the
-        config of the inner optimizer does not.
+        The exclusions from weight decay, which are removed from `arguments`.
+        The config of `SparseLoCo` stores them, since the config of the inner
+        optimizer does not.
     """
     hint = "Pass it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(INNER_ARGUMENTS, hint))

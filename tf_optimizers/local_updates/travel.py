@@ -71,9 +71,9 @@ class Travel:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # This branch has no collectives: to start a call, a replica waits
-            # for the other replicas of its process, and a collective on one of
-            # those replicas could wait for this replica.
+            # A collective in this branch could cause a deadlock. The start of a
+            # call waits for the other replicas of the process, and such a
+            # replica could be in a collective that waits for this one.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(

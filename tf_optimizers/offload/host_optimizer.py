@@ -73,7 +73,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # The host holds one complete value: replicas do not sum it.
+        # The host holds the only copy, so it must not be summed over replicas.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)

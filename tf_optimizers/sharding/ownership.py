@@ -96,15 +96,15 @@ def bytes_of(variable: Any, piece: Piece | None = None) -> int:
 
 
 def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
-    """Warn if one replica owns much more than the mean."""
+    """Warn if one replica owns much more than the mean number of bytes."""
     mean = sum(loads) / len(loads)
     if max(loads) <= _LARGEST_LOAD * mean:
         return
     largest = max(variables, key=bytes_of)
     warnings.warn(
-        "Each replica should update at most 1.5 times the mean bytes of "
-        f"weights. Received: a replica with {max(loads)} bytes, and a mean of "
-        f"{mean:.0f} bytes; the largest variable is {largest.name}, with "
+        "Each replica should update at most 1.5 times the mean number of bytes "
+        f"of weights. Received: {max(loads)} bytes for one replica, and a mean "
+        f"of {mean:.0f} bytes; the largest variable is {largest.name}, with "
         f"{bytes_of(largest)} bytes. Use fewer replicas, split the largest "
         "variable into several, or use an elementwise optimizer, such as "
         "`keras.optimizers.AdamW`, whose large variables are split.",

@@ -192,7 +192,7 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Do not use the side channel, on which the step reduces its scalars.
+        # Do not use the side channel: the step reduces its scalars there.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:

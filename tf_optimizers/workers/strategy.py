@@ -74,7 +74,7 @@ class SparseMultiWorkerMirroredStrategy(
     travel together, in packs of `communication_options.bytes_per_pack` bytes;
     0, the default, means one pack. On CPUs, with at most ten replicas per
     worker, a gather takes one round trip, and a sum of large values takes two.
-    From 64 replicas on, a gather or a sum takes one more.
+    With 64 or more replicas, each takes one more, unless their number is prime.
 
     Create the strategy before any tensor or variable, and the model in its
     `scope()`:
@@ -114,9 +114,10 @@ class SparseMultiWorkerMirroredStrategy(
             error, after a few more seconds. Defaults to `None`: no timeout.
 
     Attributes:
-        agreement_seconds: float > 0. The seconds that workers wait outside of
-            collectives for a slower worker, for example while that worker
-            prepares its data. Defaults to `1800.0`, half an hour.
+        agreement_seconds: float > 0. Outside of collectives, the seconds that a
+            worker waits for a slower worker before it raises an error. The
+            slower worker may be preparing its data, for example. Defaults to
+            `1800.0`, half an hour.
         compares_data: bool. Whether workers that share their data compare
             batches, and raise an error if batches differ. Set this attribute
             before `fit`. Defaults to `True`.
@@ -127,7 +128,7 @@ class SparseMultiWorkerMirroredStrategy(
         RuntimeError: If TensorFlow was used before the first strategy; if a
             later strategy has another cluster; if workers differ in the number
             of devices or strategies, or in versions of packages; or if Keras or
-            TensorFlow no longer has a name that must be replaced.
+            TensorFlow no longer has a function that the strategy must replace.
     """
 
     agreement_seconds: float = 1800.0

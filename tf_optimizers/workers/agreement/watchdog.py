@@ -50,7 +50,8 @@ class Watchdog:
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []  # The progress at the last look.
         # By index in `_seen`: the time of the last change, the position that
-        # this worker has published, and the last position that matched.
+        # this worker has published, and the last position at which the next
+        # worker was the same.
         self._since: dict[int, float] = {}
         self._written: dict[int, list[int]] = {}
         self._agreed: dict[int, list[int]] = {}

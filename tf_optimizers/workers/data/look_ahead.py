@@ -141,8 +141,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # A `tf.function` may be called with notes that have the total of rows,
-        # and with notes that do not. Then the size of a note is unknown.
+        # Notes may include the total number of rows. If a `tf.function` is
+        # called with both kinds of notes, the static size of a note is unknown.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):

@@ -120,7 +120,7 @@ class CommonState:
         return self._reference()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that the step being traced assigns a variable on a replica."""
+        """Record that a replica assigns to the variable in the traced step."""
         if variable.aggregation != "none":
             return  # TensorFlow reduces the value over replicas.
         known = self._assigned.get(id(variable))

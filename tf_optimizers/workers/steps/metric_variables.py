@@ -50,7 +50,7 @@ def warn_unless_sum(
             "A metric's variable must be a sum over rows, since replicas add "
             f"their values. Received: `{path_of(variable)}`, to which a step "
             "assigns another value, such as a maximum. Only add sums over rows "
-            "to the variable; or create it by `add_variable(..., "
+            "to the variable; or create it with `add_variable(..., "
             "aggregation='mean')`, to get the mean of the replicas' values "
             "instead of their sum."
         )

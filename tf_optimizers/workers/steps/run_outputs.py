@@ -60,7 +60,8 @@ def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
     if len(local) < len(strategy.extended.worker_devices) or (
         isinstance(value, tf.Variable)
     ):
-        # Variables and values on the host have one shape on all replicas.
+        # A variable, or a value on the host, has the same shape on all
+        # replicas.
         return value
 
     def map_local(function: Callable) -> Any:
