@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class ReplicaGroup:
                 f"{type(self._strategy).__name__}, which does not support "
                 "Keras 3's `fit`."
             )
+        warn_if_alone()
         return 1
 
     @property
@@ -202,6 +204,38 @@ class ReplicaGroup:
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
         """Raise unless all workers have the same optimizer and variables."""
+        warn_if_alone()
+
+
+@functools.cache
+def warn_if_alone() -> None:
+    """Warn if `TF_CONFIG` has several workers, but this one trains alone.
+
+    Call this when the process trains without a strategy of several workers.
+    """
+    try:
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        cluster, job = resolver.cluster_spec().as_dict(), resolver.task_type
+    except (TypeError, ValueError):  # The process may not need `TF_CONFIG`.
+        return
+    training = "chief", "worker"  # An evaluator does run alone.
+    workers = sum(len(cluster.get(name, ())) for name in training)
+    # Every strategy of several processes, TensorFlow's own included, connects
+    # the process to a cluster, which adds jobs to the names of devices. Once
+    # there is a variable, `MultiWorkerMirroredStrategy` cannot be created.
+    is_connected = any(
+        "/job:" in device.name for device in tf.config.list_logical_devices()
+    )
+    if job in training and workers > 1 and not is_connected:
+        warnings.warn(
+            "All workers in `TF_CONFIG` must train under one strategy. "
+            f"Received: {workers} workers, and no strategy of several workers, "
+            "so each worker trains alone. Create "
+            "`tfo.SparseMultiWorkerMirroredStrategy()` before anything else, "
+            "and the model in its scope. If each worker shall train a separate "
+            "model, remove `TF_CONFIG` from `os.environ`.",
+            stacklevel=2,
+        )
 
 
 def replicas_of(

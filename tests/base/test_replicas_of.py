@@ -1,12 +1,16 @@
 """TensorFlow's strategies and ours give optimizers the same answers."""
 
+import json
+import warnings
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
 from tf_optimizers.codes.entries import Entries
-from tf_optimizers.replicas import replicas_of
+from tf_optimizers.replicas import replicas_of, warn_if_alone
 
 
 def ask(strategy):
@@ -59,3 +63,73 @@ def test_replicas_answer_the_same(strategy):
     group = replicas_of(strategy)
     assert (group.worker, group.workers, len(group.devices)) == (0, 1, 2)
     assert group.agree("a subject", [3]) == [[3]]
+
+
+def step(folder):
+    variable = keras.Variable([1.0])
+    tfo.Lamb().apply([tf.ones([1])], [variable])
+
+
+def back_up(folder):
+    fit(tfo.callbacks.BackupAndRestore(folder / "backup"))
+
+
+def track(folder):
+    fit(tfo.callbacks.ChiefOnly(keras.callbacks.Callback()))
+
+
+def fit(callback):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(*np.ones((2, 4, 1)), verbose=0, callbacks=[callback])
+
+
+@pytest.fixture
+def warned(monkeypatch, tmp_path):
+    """Return a function that acts with a `TF_CONFIG`; return the warnings."""
+
+    def warned(act, text):
+        monkeypatch.setenv("TF_CONFIG", text)
+        warn_if_alone.cache_clear()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            act(tmp_path)
+        return [w for w in found if "must train under one" in str(w.message)]
+
+    yield warned
+    warn_if_alone.cache_clear()
+
+
+def config(job="worker", **cluster):
+    task = {"type": job, "index": 0}
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+@pytest.mark.parametrize("act", [step, back_up, track])
+def test_worker_that_trains_alone_is_warned(warned, act):
+    (warning,) = warned(act, config(chief=["a:1"], worker=["b:1", "c:1"]))
+    assert "Received: 3 workers, and no strategy of" in str(warning.message)
+
+
+def load_and_predict(folder):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(tfo.Lamb(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save(folder / "model.keras")
+    model = keras.saving.load_model(folder / "model.keras")
+    model.predict(np.ones((4, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (load_and_predict, config(worker=["a:1", "b:1"])),
+        (step, config("evaluator", worker=["a:1", "b:1"])),
+        (step, config(worker=["a:1"])),
+        (step, "{}"),
+        (step, "not JSON"),
+        (step, '{"cluster": [], "task": []}'),
+    ],
+)
+def test_process_that_may_be_alone_is_not_warned(warned, act, text):
+    assert warned(act, text) == []

@@ -74,6 +74,8 @@ def run(
             process.terminate()  # The launcher ends its workers.
             output, _ = process.communicate(timeout=30)
             raise AssertionError(f"took over {timeout} s:\n{output}") from None
+    # All scripts create a strategy, ours or TensorFlow's.
+    assert "must train under one strategy" not in output, output[-5000:]
     results = [
         json.loads(path.read_text()) if path.exists() else None
         for path in (folder / f"{i}.json" for i in range(workers))
