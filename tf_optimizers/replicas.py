@@ -232,7 +232,7 @@ def warn_if_alone() -> None:
             f"Received: {workers} workers, and no strategy of several workers, "
             "so each worker trains alone. Create "
             "`tfo.SparseMultiWorkerMirroredStrategy()` before anything else, "
-            "and the model in its scope. If each worker shall train a separate "
+            "and the model in its scope. If each worker is to train a separate "
             "model, remove `TF_CONFIG` from `os.environ`.",
             stacklevel=2,
         )
