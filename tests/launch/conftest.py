@@ -7,7 +7,7 @@ import pytest
 from launcher import LIMIT, Launcher
 from real_workers import LAUNCHER, PACKAGE
 
-from tf_optimizers.launch.gpus import VISIBLE
+from tf_optimizers.launch.gpus import OF_SLURM, VISIBLE
 from tf_optimizers.launch.platforms import _SIGNS
 
 
@@ -48,7 +48,8 @@ def fake_tensorflow(environment, tmp_path):
 def environment(monkeypatch):
     """Return the environment of tests, independent of the caller's."""
     signs = [name for names in _SIGNS.values() for name in names]
-    for name in (*signs, "PYTHONSAFEPATH", "PYTHONUNBUFFERED", VISIBLE):
+    signs += [*OF_SLURM, "SLURM_GPUS_ON_NODE", VISIBLE]
+    for name in (*signs, "PYTHONSAFEPATH", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     monkeypatch.setenv("PYTHON_COLORS", "0")

@@ -250,6 +250,59 @@ def test_workers_divide_the_gpus(workers, each, visible, expected):
     assert [variables.get(gpus.VISIBLE) for variables in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("tasks", "workers", "each", "visible", "on_node", "expected"),
+    [
+        (1, 4, None, "0,1,2,3", "4", ["0 1 2 3"]),
+        (1, 1, None, "0,1,2,3", "4", ["0,1,2,3"]),
+        (1, 2, None, "0,1,2,3", None, ["0,1 2,3"]),
+        (2, 2, None, "0,1,2,3", "4", ["0 1", "2 3"]),
+        (2, 1, 1, "0,1,2,3", "4", ["0", "1"]),
+        (4, 1, None, "0", "4", ["0"] * 4),  # Each task sees its own GPU.
+        (4, 1, 1, "0", "4", ["0"] * 4),
+        (2, 2, None, "0,1", "4", ["0 1"] * 2),
+        (2, 1, None, "0,1,2,3", None, ["0,1,2,3"] * 2),
+        (2, 4, 0, "0,1,2,3", "4", ["-1 -1 -1 -1"] * 2),
+        (1, 2, None, "", "0", ["None None"]),
+    ],
+)
+def test_workers_divide_the_gpus_that_slurm_has_chosen(
+    tasks, workers, each, visible, on_node, expected
+):
+    environment = {gpus.VISIBLE: visible, "SLURM_JOB_GPUS": "4,5,6,7"}
+    if on_node is not None:
+        environment["SLURM_GPUS_ON_NODE"] = on_node
+    found = [
+        gpus.divide_gpus(workers, each, environment, task, tasks)
+        for task in range(tasks)
+    ]
+    assert expected == [
+        " ".join(str(variables.get(gpus.VISIBLE)) for variables in task)
+        for task in found
+    ]
+
+
+def test_too_few_gpus_of_slurm_are_an_error():
+    environment = {gpus.VISIBLE: "0", "SLURM_STEP_GPUS": "5"}
+    with pytest.raises(ValueError, match="unset SLURM_STEP_GPUS to let"):
+        gpus.divide_gpus(2, None, environment)
+
+
+def test_launchers_of_a_node_divide_the_gpus_of_a_slurm_step(
+    launch, write, environment
+):
+    """The second of two tasks of the first node."""
+    own = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_PROCID": "1"}
+    own |= {"SLURM_LOCALID": "1", "SLURM_STEP_GPUS": "0,1,2,3"}
+    own |= {"SLURM_GPUS_ON_NODE": "4", gpus.VISIBLE: "0,1,2,3"}
+    for name, value in (SLURM | own).items():
+        environment.setenv(name, value)
+    script = write(f"import os; print(os.environ['{gpus.VISIBLE}'])")
+    run = launch("--cluster", "slurm", "--workers", "2", script)
+    assert run.returncode == 0, run.stderr
+    assert [lines_of(run.stdout, i) for i in (2, 3)] == [[b"2"], [b"3"]]
+
+
 def test_machine_without_gpus_is_left_as_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpus.divide_gpus(2, None, {}) == [{}, {}]

@@ -35,7 +35,8 @@ Options:
         `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the workers of a
         machine divide its GPUs. If the machine has GPUs, but fewer GPUs than
         workers, the launcher exits with an error. If you have set
-        `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged.
+        `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged. If
+        Slurm has set it for a job's GPUs, workers divide the GPUs in it.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With more, the
         worker imports and configures TensorFlow before the script starts.

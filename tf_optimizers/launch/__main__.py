@@ -78,19 +78,19 @@ def use_environment(options: argparse.Namespace) -> None:
     options.port = options.port or PORT
     kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
     options.place = kind and find_place(kind, os.environ, machines)
-    # Several launchers may share this machine. Each takes the GPUs of its own
-    # workers.
+    # Several launchers may share this machine.
     local, count = (
         (options.place.local_index, options.place.local_count)
         if options.place
         else (0, 1)
     )
-    gpus = divide_gpus(
-        count * options.workers,
+    options.gpus = divide_gpus(
+        options.workers,
         vars(options).pop("gpus_per_worker"),
         os.environ,
+        local,
+        count,
     )
-    options.gpus = gpus[local * options.workers :][: options.workers]
 
 
 def problem_of_command(command: list[str]) -> str | None:

@@ -5,48 +5,67 @@ import subprocess
 from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# If Slurm has set one of these variables, it has set `VISIBLE`, too.
+OF_SLURM = "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"
 # How long `nvidia-smi` may take to list the GPUs.
 _LISTING_SECONDS = 60
 
 
 def divide_gpus(
-    workers: int, per_worker: int | None, environment: Mapping[str, str]
+    workers: int,
+    per_worker: int | None,
+    environment: Mapping[str, str],
+    launcher: int = 0,
+    launchers: int = 1,
 ) -> list[dict[str, str]]:
     """Return the environment variables that show each worker its own GPUs.
 
     Args:
-        workers: The number of workers on this machine.
+        workers: The number of workers of this launcher.
         per_worker: The number of GPUs of each worker. 0 hides all GPUs. None
-            divides the machine's GPUs, but changes nothing if there are no
-            GPUs, or if the user has set `CUDA_VISIBLE_DEVICES`.
+            divides the machine's GPUs, or those that Slurm has given to the
+            job. But None changes nothing if there are no GPUs, or if the user
+            has set `CUDA_VISIBLE_DEVICES`.
         environment: The environment variables.
+        launcher: The index of this launcher on its machine.
+        launchers: The number of launchers on this machine, which divide its
+            GPUs unless Slurm has given each launcher its own GPUs.
 
     Raises:
         ValueError: If too few GPUs are visible.
     """
     chosen = environment.get(VISIBLE)
+    of_slurm = [name for name in OF_SLURM if environment.get(name)]
     if per_worker == 0:
         return [{VISIBLE: "-1"}] * workers
-    if per_worker is None and chosen is not None:
+    if per_worker is None and chosen is not None and not of_slurm:
         return [{}] * workers
     if chosen is None:
         gpus = list_gpus()
     else:  # CUDA ignores a negative index and all indices after it.
         gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
+    # A task of Slurm sees all GPUs of the node, or only its own.
+    if of_slurm and environment.get("SLURM_GPUS_ON_NODE") != str(len(gpus)):
+        launcher, launchers = 0, 1
+    everyone = launchers * workers
     if per_worker is None:
         if not gpus:
             return [{}] * workers
-        per_worker = len(gpus) // workers
-    if per_worker == 0 or per_worker * workers > len(gpus):
+        per_worker = len(gpus) // everyone
+    if per_worker == 0 or per_worker * everyone > len(gpus):
+        sharing = f"unset {' and '.join(of_slurm)}"
+        if not of_slurm:
+            sharing = f"set {VISIBLE} yourself"
         raise ValueError(
-            f"At least {workers * (per_worker or 1)} GPUs must be visible for "
-            f"{workers} workers. Received: {len(gpus)} visible GPUs. Start "
+            f"At least {everyone * (per_worker or 1)} GPUs must be visible for "
+            f"{everyone} workers. Received: {len(gpus)} visible GPUs. Start "
             "fewer workers, pass `--gpus-per-worker 0` to train on CPUs, or "
-            f"set {VISIBLE} yourself to let workers share a GPU."
+            f"{sharing} to let workers share a GPU."
         )
+    first = launcher * workers
     return [
         {VISIBLE: ",".join(gpus[i * per_worker : (i + 1) * per_worker])}
-        for i in range(workers)
+        for i in range(first, first + workers)
     ]
 
 
