@@ -55,6 +55,8 @@ class Misbehave(keras.callbacks.Callback):
             time.sleep(1000)
         if IS_WRONG and self.case == "resets alone":
             self.model.reset_metrics()
+        if IS_WRONG and self.case == "sharded, counts alone":
+            self.model.optimizer.iterations.assign(0)
         # Like a script that saves only on the chief.
         if not IS_WRONG and self.case == "saves alone":
             save_alone(self.model)
@@ -194,9 +196,15 @@ def train(case):
             sparsity=(0.9,),
             rate_in_momentum=False,
         )
+        if case.startswith("sharded"):
+            # Its owners send all weights, so weights never differ for long.
+            optimizer = tfo.ShardedState(keras.optimizers.SGD(0.1))
         optimizer.build(model.trainable_variables)
         model.compile(optimizer, "mse")
-    optimizer.iterations.assign(7 if wrong == "step" else 0)
+    is_ahead = wrong in ("step", "sharded, step")
+    optimizer.iterations.assign(7 if is_ahead else 0)
+    if wrong == "sharded, weights":
+        model.set_weights([weight + 1 for weight in model.get_weights()])
     if case == "absent":
         step_late(strategy, optimizer, model.trainable_variables)
     elif case == "parted":

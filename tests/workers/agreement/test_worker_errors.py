@@ -24,6 +24,10 @@ PROGRAM = real_workers.SCRIPTS / "faults.py"
 SURVIVED = {
     "settings": ["momentum=0.9 on worker 0", "momentum=0.8 on worker 1"],
     "step": ["step=0 on worker 0, step=7 on worker 1"],
+    # As if only one worker had found a checkpoint.
+    "sharded, step": ["step=0 on worker 0, step=7 on worker 1"],
+    "sharded, weights": ["on the optimizer's first step", "dense/kernel=['"],
+    "sharded, counts alone": ["step=8 on worker 0, step=4 on worker 1"],
     "parted": ["All workers must agree on the weights", "dense/kernel=['"],
     "resets alone": ["Received: assignments=", "reset them on every worker"],
     "absent": ["Received nothing from worker 1 in 5 s"],

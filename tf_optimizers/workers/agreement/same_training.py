@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import micro_steps
-from tf_optimizers.replicas import digests
+from tf_optimizers._compat.keras_internals import micro_steps, path_of
+from tf_optimizers.replicas import digests, local_copies
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
@@ -17,6 +17,7 @@ from tf_optimizers.wrapped import (
     has_common_weights,
     is_wrapper,
     with_updated_variables,
+    wrapped_optimizers,
 )
 
 _CALLBACKS = (
@@ -39,19 +40,47 @@ def check_same_optimizer(
 ) -> None:
     """Raise unless all workers have the same optimizer and variables.
 
-    Otherwise workers would wait for each other forever in the first step.
+    Otherwise workers would wait for each other forever in the first step, or
+    train on different weights, as when only some workers find a checkpoint.
     """
+    parts = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
-        step = int(micro_steps(optimizer))
+        # The step count of `ShardedState` is that of its inner optimizer.
+        step = max(int(micro_steps(part)) for part in parts)
+        weights = {}
+        # In a round of local steps, weights differ intentionally.
+        if all(getattr(part, "is_synchronized", True) for part in parts):
+            weights = {
+                f"weight {i}": _digests_of(strategy, variable)
+                for i, variable in enumerate(variables)
+            }
     shapes = {
         f"variable {i}": f"{variable.dtype} {tuple(variable.shape)}"
         for i, variable in enumerate(variables)
     }
     subject = "the optimizer's first step"
     statement = {"optimizer": type(optimizer).__name__, "step": step}
-    statement |= settings | shapes
-    check_equal(subject, gather_statements(strategy, subject, statement))
+    statement |= settings | shapes | weights
+    paths = map(path_of, variables)
+    shown = {f"weight {i}": path for i, path in enumerate(paths)}
+    check_equal(
+        subject,
+        gather_statements(strategy, subject, statement),
+        shown=shown,
+    )
+
+
+def _digests_of(strategy: Any, variable: Any) -> list[str]:
+    """Return the digests of a variable's values on this worker's replicas.
+
+    A variable that is created in the first step has no values yet.
+    """
+    return digests(
+        copy.numpy()
+        for copy in local_copies(strategy, variable)
+        if copy.is_initialized()
+    )
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -123,25 +152,20 @@ def compared_weights(model: keras.Model) -> list[Any]:
 def statement_of(
     strategy: Any, model: keras.Model, weights: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return digests of weights, and the learning rates, by name."""
-    components = strategy.experimental_local_results
+    """Return digests of weights, learning rates and step counts, by name."""
     return _rates_of(model) | {
-        f"weight {i}": digests(
-            copy.numpy() for copy in components(weight.value)
-        )
+        f"weight {i}": _digests_of(strategy, weight)
         for i, weight in enumerate(weights)
     }
 
 
-def _rates_of(model: keras.Model) -> dict[str, str]:
-    """Return the learning rates, by name, of optimizers except wrappers."""
-    rates = [
-        tf.convert_to_tensor(each.learning_rate).numpy()
-        for each in every_optimizer(model)
-        if not is_wrapper(each)
-    ]
-    if len(rates) == 1:
-        return {"learning_rate": str(rates[0])}
-    return {
-        f"learning_rate of optimizer {i}": str(r) for i, r in enumerate(rates)
-    }
+def _rates_of(model: keras.Model) -> dict[str, str | int]:
+    """Return rates and step counts, by name, of optimizers except wrappers."""
+    found: dict[str, str | int] = {}
+    parts = [each for each in every_optimizer(model) if not is_wrapper(each)]
+    for i, each in enumerate(parts):
+        end = f" of optimizer {i}" if len(parts) > 1 else ""
+        rate = tf.convert_to_tensor(each.learning_rate).numpy()
+        found[f"learning_rate{end}"] = str(rate)
+        found[f"step{end}"] = int(micro_steps(each))
+    return found
