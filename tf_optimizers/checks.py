@@ -13,6 +13,36 @@ import tensorflow as tf
 TINY = float(np.finfo(np.float32).tiny)
 
 
+class Fixed:
+    """An attribute that only the constructor sets.
+
+    An optimizer copies the value, so a later assignment would have no effect,
+    or only a part of it.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Remember the name of the attribute."""
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> Any:
+        """Return the value."""
+        if optimizer is None:
+            return self
+        if self._name not in vars(optimizer):
+            raise AttributeError(self._name)
+        return vars(optimizer)[self._name]
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        """Set the value; raise if it is set already."""
+        if self._name in vars(optimizer):
+            raise RuntimeError(
+                f"`{self._name}` must be passed to the constructor. Received: "
+                f"{self._name}={value!r}, assigned to an existing "
+                f"`{type(optimizer).__name__}`. Create a new optimizer."
+            )
+        vars(optimizer)[self._name] = value
+
+
 def check_number(
     name: str,
     value: Any,

@@ -18,7 +18,12 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import as_dense, clip, clip_factor
 from tf_optimizers.base.precision import state_dtype
-from tf_optimizers.checks import check_boolean, check_decay_rate, check_unused
+from tf_optimizers.checks import (
+    Fixed,
+    check_boolean,
+    check_decay_rate,
+    check_unused,
+)
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
@@ -201,6 +206,9 @@ class DGCMomentum(CompressedOptimizer):
         "DGCMomentum saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use `keras.optimizers.SGD` with `momentum`."
     )
+    regularizer, momentum_masking, rate_in_momentum = Fixed(), Fixed(), Fixed()
+    # Keras's constructor sets these to None.
+    clipvalue, global_clipnorm, weight_decay = Fixed(), Fixed(), Fixed()
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import (
+    Fixed,
     check_boolean,
     check_fraction,
     check_integer,
@@ -171,6 +172,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
     _travel: Travel | None = None  # Set by `build` if `overlap`.
+    sync_every, overlap = Fixed(), Fixed()
+    residual_decay, outer_learning_rate = Fixed(), Fixed()
 
     def __init__(
         self,

@@ -22,8 +22,23 @@ from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
 
+def _of_inner(name: str) -> property:
+    """Return a property for an attribute of the inner optimizer."""
+
+    def set_in_inner(optimizer: Any, value: Any) -> None:
+        # Keras's constructor assigns None before there is an inner optimizer.
+        if "inner_optimizer" in vars(optimizer):
+            setattr(optimizer.inner_optimizer, name, value)
+
+    return property(
+        lambda optimizer: getattr(optimizer.inner_optimizer, name),
+        set_in_inner,
+        doc=f"The inner optimizer's `{name}`.",
+    )
+
+
 class Wrapper(Optimizer):
-    """Wraps an inner optimizer, and shares its learning rate.
+    """Wraps an inner optimizer, and shares its learning rate and settings.
 
     Args:
         inner_optimizer: The wrapped optimizer.
@@ -31,6 +46,10 @@ class Wrapper(Optimizer):
             after the learning rate.
         **kwargs: Keyword arguments of this constructor.
     """
+
+    weight_decay, clipnorm = _of_inner("weight_decay"), _of_inner("clipnorm")
+    clipvalue = _of_inner("clipvalue")
+    global_clipnorm = _of_inner("global_clipnorm")
 
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(0.0, *args, **kwargs)

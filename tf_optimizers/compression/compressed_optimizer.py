@@ -11,6 +11,7 @@ from tf_optimizers._compat.keras_internals import strategy_of, variable_index
 from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.xla import keep_out_of_xla
+from tf_optimizers.checks import Fixed
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
@@ -34,6 +35,9 @@ class CompressedOptimizer(Optimizer):
 
     _supports_jit = False  # XLA cannot compile a selection by value.
     _single_replica_warning: str
+    sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
+    rampup_begin_step, rampup_step = Fixed(), Fixed()
+    rampdown_begin_step, rampdown_step = Fixed(), Fixed()
 
     def __init__(
         self,

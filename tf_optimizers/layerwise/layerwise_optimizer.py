@@ -18,6 +18,7 @@ from tf_optimizers.base.exclusions import (
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.base.precision import refreshed, state_dtype
 from tf_optimizers.checks import (
+    Fixed,
     check_decay_rate,
     check_epsilon,
     check_non_negative,
@@ -43,6 +44,8 @@ Row = tuple[tf.Variable, tf.Tensor, Any]
 
 class LayerwiseOptimizer(Optimizer):
     """Keeps Adam's moments, and steps in proportion to each variable's norm."""
+
+    exclude_from_layer_adaptation = Fixed()
 
     def __init__(
         self,
