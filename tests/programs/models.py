@@ -103,6 +103,11 @@ BODIES = {
             False,
         ),
         "TimeDistributed": ("layers.TimeDistributed(layers.Dense(3))", True),
+        "SynchronizedBatchNorm": (
+            "keras.Sequential([layers.Masking(), "
+            "layers.BatchNormalization(synchronized=True)])",
+            True,
+        ),
         "SelfAttention": ("SelfAttention()", True),
         "GlobalAveragePooling1D": ("layers.GlobalAveragePooling1D()", False),
     },

@@ -189,7 +189,7 @@ def is_mean(program):
         and program["loss"] != "by hand: scalar"
         and program["custom"] == "none"
         and program["weights"] == "none"
-        and not has_layer(program, "Activity", "mask")
+        and not has_layer(program, "Activity", "mask", "Mask")
     )
 
 

@@ -188,8 +188,9 @@ PATCHES = (
     Patch(
         names=("keras.layers.BatchNormalization._moments",),
         features=(STRATEGY,),
-        why="A replica without rows holds a padding row.",
-        without="The padding row changes the statistics.",
+        why="A replica without rows holds a padding row, and Keras does not "
+        "synchronize statistics under a mask.",
+        without="The padding row, or the mask, changes the statistics.",
         until="The layer takes weights of rows.",
         test="workers/steps/test_uneven_batches.py::"
         "test_replica_without_rows_keeps_its_statistics",

@@ -30,7 +30,8 @@ def make_model(*, masked=False, normalized=False, outputs=1):
     x = keras.layers.Masking()(inputs) if masked else inputs
     x = Penalized(5, kernel_regularizer="l2")(x)
     if normalized:
-        x = keras.layers.BatchNormalization()(x)
+        is_common = normalized == "synchronized"
+        x = keras.layers.BatchNormalization(synchronized=is_common)(x)
     heads = [keras.layers.Dense(2, name=f"out{i}")(x) for i in range(outputs)]
     return keras.Model(inputs, heads if outputs > 1 else heads[0])
 
@@ -81,6 +82,9 @@ CASES = {
     },
     "outputs": {"model": {"outputs": 2}, "loss_weights": [1.0, 0.5]},
     "even but masked": {"model": {"masked": True}, "batch_size": 4},
+    "masked, synchronized": {
+        "model": {"masked": True, "normalized": "synchronized"}
+    },
     "eager": {"run_eagerly": True},
 }
 

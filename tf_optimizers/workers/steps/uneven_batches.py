@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import NAMES, hook
@@ -179,10 +180,10 @@ def _moments(
         rows = tf.where(has_rows, tf.shape(inputs)[0], 0)
         given = (None if x is None else x[:rows] for x in (inputs, *args))
         if replica.share is None or replica.is_keras:
-            return original(layer, *given)
+            return _synchronized(original, layer, *given)
         own, *others = given
         own = _with_gradient_times(replica.share.inverse, own)
-        found = original(layer, own, *others)
+        found = _synchronized(original, layer, own, *others)
         return tuple(
             _with_gradient_times(replica.share.weight, each) for each in found
         )
@@ -191,6 +192,27 @@ def _moments(
         tf.where(has_rows, new, tf.cast(old, new.dtype))
         for old, new in zip(moving, original(layer, inputs, *args), strict=True)
     )
+
+
+def _synchronized(
+    original: Callable, layer: Any, inputs: tf.Tensor, mask: Any = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the mean and variance over all replicas.
+
+    With a mask, Keras (3.15) takes statistics over the replica's rows only, so
+    they are combined here, by the number of unmasked positions.
+    """
+    mean, variance = own = original(layer, inputs, mask)
+    if mask is None:
+        return own
+    count = tf.reduce_sum(tf.cast(mask, mean.dtype))
+    # Keras divides sums by this number.
+    divisor = count + keras.backend.epsilon()
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce("SUM", count) + keras.backend.epsilon()
+    common = context.all_reduce("SUM", mean * divisor) / total
+    squares = variance * divisor + count * tf.square(mean - common)
+    return common, context.all_reduce("SUM", squares) / total
 
 
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
