@@ -1,6 +1,7 @@
 """Shared data have the same length and order on all workers."""
 
 import json
+import re
 import types
 
 import keras
@@ -11,7 +12,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops import shuffle_op
 
 from tf_optimizers.workers.agreement import statements as agreement
-from tf_optimizers.workers.data import batch_digests, shuffles
+from tf_optimizers.workers.data import batch_digests, batch_splits, shuffles
 from tf_optimizers.workers.data import order as shared_data
 
 ROWS = np.arange(32, dtype="float32")[:, None]
@@ -254,3 +255,25 @@ def test_digests_cover_all_elements_over_time():
     ]
     assert any(differ)
     assert not all(differ)
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_values_with_more_rows_than_others_are_refused(is_static):
+    """As in semi-supervised training, with more rows without labels."""
+    few, many = (
+        tf.data.Dataset.from_tensor_slices(ROWS).batch(n, is_static)
+        for n in (2, 8)
+    )
+
+    def second_part(*batch):
+        return batch_splits.split(batch, range(1, 2), 2)[0]
+
+    message = "same number of rows.*2.* 8.*for each row of the others, reshape"
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as raised:
+        next(iter(tf.data.Dataset.zip(few, many).map(second_part)))
+    assert re.search(message, str(raised.value), re.DOTALL)
+    # The remedy.
+    many = many.map(lambda rows: tf.reshape(rows, [-1, 4, 1]))
+    part, rows = next(iter(tf.data.Dataset.zip(few, many).map(second_part)))
+    assert rows == 1
+    assert [np.ravel(each).tolist() for each in part] == [[1], [4, 5, 6, 7]]

@@ -18,7 +18,8 @@ _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 _RULE = "All batched inputs must have the same number of rows."
 _HINT = (
     "If a value is the same for all rows, repeat it for each row, or store it "
-    "in the model."
+    "in the model. If a value has k rows for each row of the others, reshape "
+    "it to [rows, k, ...]."
 )
 
 
