@@ -47,6 +47,36 @@ def test_trackers_hold_one_run_with_the_history_of_fit(tmp_path, monkeypatch):
             assert logged == history
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_restarted_script_continues_its_runs(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    mlflow = pytest.importorskip("mlflow")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # For MLflow's files.
+    outcome = real_workers.run("resumed_trackers", tmp_path, 2, restarts=1)
+    assert outcome.exit_code == 0, outcome.output[-5000:]
+    assert "[launcher] Restart 1 of 1" in outcome.output
+    client = mlflow.MlflowClient(place)
+    (run,) = client.search_runs(["0"])
+    metrics = client.get_metric_history(run.info.run_id, "loss")
+    assert [metric.step for metric in metrics] == [0, 1, 2]
+    losses = [metric.value for metric in metrics]
+    assert losses == sorted(losses, reverse=True)
+    # Offline, each attempt has a file. All files have the name of the run, and
+    # `wandb sync` joins files of one name.
+    paths = sorted(tmp_path.glob("wandb/offline-run-*/run-run-1.wandb"))
+    assert len(paths) == 2
+    rows = [row for path in paths for row in rows_of_wandb(path)]
+    assert [row["epoch/loss"] for row in rows] == losses
+
+
 def rows_of_wandb(path):
     """Return what a run has logged, from its file.
 
