@@ -161,12 +161,11 @@ AHEAD = (
     *(Candidate(every, ahead=1.0) for every in ROUNDS),
     Candidate(8, OUTER_RATE, ahead=1.0),
 )
-# More bytes, fewer bytes and int2, with one seed.
+# More bytes and fewer bytes, with one seed.
 COMPARED = (
     Candidate(30, OUTER_RATE, fewer=500),
     Candidate(30, OUTER_RATE, fewer=2000),
     Candidate(8, OUTER_RATE, fewer=250),
-    *(Candidate(every, OUTER_RATE, "int2") for every in (8, 60)),
 )
 
 
@@ -284,8 +283,12 @@ def search(bench: Bench) -> None:
 def compare(bench: Bench, name: str, seeds: int) -> None:
     """Train what the search has found, and what it is compared with."""
     tried: dict[str, tuple[dict | None, int]] = {DENSE: (None, 3)}
-    rounds = ROUNDS if name == SEARCHED else (30,)
-    found = [Candidate(every, OUTER_RATE) for every in rounds]
+    rounds = ROUNDS if name == SEARCHED else (8, 30)
+    found = [
+        Candidate(every, OUTER_RATE, dtype)
+        for dtype in ("int4", "int2")
+        for every in rounds
+    ]
     tried |= {each.name: (each.arguments(STEPS), 3) for each in found}
     for every in rounds:
         own = stages_of_dgc(STEPS, every)

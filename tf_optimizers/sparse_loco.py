@@ -231,14 +231,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         With `sync_every` > 1, there is neither warm-up nor cool-down:
 
-            sparsity              1 - min(1 / 2, sync_every / p)
+            sparsity              1 - min(1 / 2, max(s, 10 sync_every / steps))
             outer_learning_rate   1.4
-            value_dtype           "int4"
+            value_dtype           "int2"
 
-        Here p = min(300, steps / 10). On average, a replica sends every entry
-        once per 300 steps, or ten times in a run of fewer than 3,000 steps. In
-        a run of 3,000 steps or more, a replica sends about 1,000 times fewer
-        bytes than with dense float32 gradients in every step.
+        With the share s of the entries, a replica sends 1,000 times fewer bytes
+        than with dense float32 gradients in every step. In a run of fewer than
+        about 3,000 steps, a replica sends more: every entry ten times, on
+        average.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.checks import check_decay_rate, check_integer
@@ -20,8 +21,8 @@ RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
-STEPS_PER_ENTRY, SENT_AT_LEAST, LARGEST_SHARE = 300, 10, 0.5
-OUTER_LEARNING_RATE = 1.4
+TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
+OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE = 1.4, "int2"
 
 
 class SparsitySchedule:
@@ -193,18 +194,30 @@ def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    On average, a replica sends each entry once in `STEPS_PER_ENTRY` steps, but
-    at least `SENT_AT_LEAST` times in the run. A round sends at most
-    `LARGEST_SHARE` of the entries, even if each entry is then sent less often.
+    A round sends the largest share of the entries that takes at most a
+    `TIMES_FEWER_BYTES`th of the bytes of dense float32 gradients in every step.
+    In a short run, the share is larger: on average, each entry is sent at least
+    `SENT_AT_LEAST` times. In both cases, the share is at most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
-    period = min(STEPS_PER_ENTRY, steps / SENT_AT_LEAST)
-    share = min(LARGEST_SHARE, sync_every / period)
+    bits = 32 * sync_every / TIMES_FEWER_BYTES
+    shares = np.linspace(0, LARGEST_SHARE, 5001)[1:]
+    share = max(shares[_bits_of_round(shares) <= bits], default=shares[0])
+    share = min(LARGEST_SHARE, max(share, SENT_AT_LEAST * sync_every / steps))
     return {
-        "sparsity": (round(1 - share, 4),),
+        "sparsity": (round(1 - float(share), 4),),
         "outer_learning_rate": OUTER_LEARNING_RATE,
-        "value_dtype": VALUE_DTYPE,
+        "value_dtype": ROUNDS_VALUE_DTYPE,
     }
+
+
+def _bits_of_round(shares: np.ndarray) -> np.ndarray:
+    """Return the bits per parameter, by the share of entries that are sent.
+
+    An int2 value takes 2.5 bits, with its part of the scales. A position takes
+    2 - log2(share) bits, but all positions at most a bit per parameter.
+    """
+    return 2.5 * shares + np.minimum(1, shares * (2 - np.log2(shares)))
 
 
 def sent_count(size: int, sparsity: float) -> int:
