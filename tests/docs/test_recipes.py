@@ -22,6 +22,7 @@ MANIFESTS = ROOT / "docs" / "launch"
 # The environment of a Slurm node; tasks run one after another.
 SRUN = """
     shift  # --kill-on-bad-exit
+    test "$SRUN_CPUS_PER_TASK" = 16
     export SLURM_STEP_NODELIST=node[2,10] SLURM_STEP_TASKS_PER_NODE="1(x2)"
     SLURM_PROCID=0 "$@"
     SLURM_PROCID=1 "$@"
@@ -43,7 +44,7 @@ def place(monkeypatch, text):
 
 
 def test_tf_config_is_taken(monkeypatch, run_block):
-    addresses = ["host0:12345", "host1:12345"]
+    addresses = ["192.168.1.10:12345", "192.168.1.11:12345"]
     expected = {"worker": addresses}, "worker", 1
     (text,) = run_block("TF_CONFIG")
     found = place(monkeypatch, text.removeprefix("[worker 1] "))
@@ -73,12 +74,13 @@ def run_block(tmp_path):
         "import os; print(os.environ['TF_CONFIG'].replace('\\n', ''))"
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "16"}
 
     def run(name):
         return subprocess.run(
             ["bash", "-c", block(name)],
             cwd=tmp_path,
-            env=os.environ | {"PATH": path, "SLURM_JOB_ID": "4711"},
+            env=os.environ | slurm | {"PATH": path},
             capture_output=True,
             check=True,
             text=True,
@@ -151,6 +153,36 @@ def test_train_job_gives_every_pod_its_place():
         found = find_place(options.cluster, variables, None)
         assert found.rank == i
         assert found.hosts == [f"{name}-node-0-{j}.{name}" for j in range(2)]
+
+
+def test_workers_have_less_time_for_a_backup_than_their_launcher():
+    """Else the platform kills the launcher, or the launcher kills too early."""
+    *_, job = yaml.safe_load_all((MANIFESTS / "indexed_job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    train_job = yaml.safe_load((MANIFESTS / "train_job.yaml").read_text())
+    script = block("slurm")
+    times = {
+        int(re.search(r"--signal=TERM@(\d+)", script)[1]): int(
+            re.search(r"--grace-period (\d+)", script)[1]
+        ),
+        pod["terminationGracePeriodSeconds"]: options_of(
+            pod["containers"][0]["command"]
+        ).grace_period,
+        # The default of Kubernetes.
+        30: options_of(train_job["spec"]["trainer"]["command"]).grace_period,
+    }
+    for platform, launcher in times.items():
+        assert 0.8 * platform < launcher < platform
+
+
+def test_pods_share_a_volume_by_uncommenting_lines():
+    text = (MANIFESTS / "indexed_job.yaml").read_text()
+    assert text.count("# volume") == 2
+    *_, job = yaml.safe_load_all(text.replace("# volume", "volume"))
+    pod = job["spec"]["template"]["spec"]
+    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    assert volume["name"] == mount["name"]
+    assert volume["persistentVolumeClaim"]["claimName"]
 
 
 @pytest.mark.parametrize(
