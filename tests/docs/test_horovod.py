@@ -27,7 +27,7 @@ PYTORCH = """
     init_process_group DistributedDataParallel torchrun deepspeed
     DistributedSampler no_sync convert_sync_batchnorm fp16_compress_hook
     PowerSGDState OneBitAdam ZeroOneAdam OneBitLamb PostLocalSGDOptimizer
-    LocalSGD DiLoCo ZeroRedundancyOptimizer
+    LocalSGD DiLoCo ZeroRedundancyOptimizer WarmupDecayLR
 """.split()
 ROWS = list(moved.rows())
 

@@ -42,10 +42,6 @@ EFFECTS = {
         "[result.value_dtype, *trained(result)]",
         ["int4", 4, True],
     ),
-    'tfo.SparseLoCo(keras.optimizers.Adam(0.001), value_dtype="float16")': (
-        "[result.value_dtype, *trained(result)]",
-        ["float16", 4, True],
-    ),
     "keras.optimizers.Adam(0.001)": (STEPS, [4, True]),
     "keras.optimizers.Adam(0.001, gradient_accumulation_steps=4)": (
         STEPS,
@@ -66,13 +62,26 @@ EFFECTS = {
         STEPS,
         [4, True],
     ),
-    "tfo.SparseLoCo(keras.optimizers.Adam(0.001), rampup_begin_step=100)": (
-        STEPS,
-        [4, True],
+    "tfo.SparseLoCo.for_steps("
+    "1000, keras.optimizers.Adam(0.001), rampup_begin_step=100)": (
+        "[result.rampup_begin_step, result.rampup_step > 1, *trained(result)]",
+        [100, True, 4, True],
     ),
-    "tfo.SparseLoCo(keras.optimizers.AdamW(0.001), sync_every=8)": (
+    "tfo.SparseLoCo.for_steps("
+    "1000, keras.optimizers.AdamW(0.001), sync_every=8)": (
         "[result.sync_every, *trained(result)]",
         [8, 4, True],
+    ),
+    # Later rows need the policy of the start.
+    'keras.config.set_dtype_policy("mixed_bfloat16")': (
+        "[keras.config.dtype_policy().name, "
+        'keras.config.set_dtype_policy("float32")]',
+        ["mixed_bfloat16", None],
+    ),
+    "tfo.schedules.LansSchedule("
+    "0.001, warmup_steps=100, constant_steps=0, decay_steps=900)": (
+        "[round(float(result(step)), 6) for step in (49, 99, 999)]",
+        [0.0005, 0.001, 0.0],
     ),
     "tfo.ShardedState(keras.optimizers.AdamW(0.001))": (STEPS, [4, True]),
     "tfo.ShardedState(tfo.AdamOffload(0.001))": (STEPS, [4, True]),
