@@ -453,7 +453,8 @@ def mean_loss(rows):
 def test_single_batches_are_shared_as_in_one_process(results):
     """Batches of five rows and of one row, on two workers."""
     first, second = (dict(result["batches"]) for result in results)
-    del first["apart"], second["apart"]
+    for own in (first, second):
+        del own["apart"], own["forms"]
     assert first == second
     for name, expected in trained_on_batches().items():
         assert np.shape(first[name]) == np.shape(expected)
@@ -470,6 +471,22 @@ def test_single_batches_that_differ_are_an_error_before_the_step(
             assert not has_moved
             for message in messages:
                 assert "must pass the same rows to `train_on_batch`" in message
+
+
+@pytest.mark.parametrize("source", ["results", EAGERLY])
+def test_batches_of_different_forms_are_an_error_on_every_worker(
+    request, source
+):
+    """One worker may be unable to build the loss, or to trace the step."""
+    differ = "Received: batches that differ between workers"
+    for worker, result in enumerate(request.getfixturevalue(source)):
+        for is_eager, found in enumerate(result["batches"]["forms"]):
+            alone = "ValueError" if worker else "an error on some workers only"
+            assert alone in found["labels"]
+            assert (differ if is_eager else alone) in found["inputs"]
+            assert differ in found["weights"]
+            assert differ in found["dtype"]
+            assert found["same"] is None
 
 
 def test_augmented_rows_need_not_be_equal(results):

@@ -23,6 +23,7 @@ from tf_optimizers._compat.patches import (
 @functools.cache
 def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
+    failed: Callable[[tf.distribute.Strategy], None] = lambda _: None,
 ) -> None:
     """Let Keras build models from the specification of the data, from now on.
 
@@ -37,26 +38,35 @@ def build_from_specs(
     Args:
         is_for: Called with a strategy; returns whether models under this
             strategy are built from specifications.
+        failed: Called with the strategy if a model cannot be built from a batch
+            that a script passes, for example to `train_on_batch`.
     """
 
-    def build_without_batch(
+    def build_from_batch(
         build: Callable, self: Any, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        if is_for(self.distribute_strategy):
-            if type(self).call is keras.Model.call:
-                return  # `train_step` builds the layers when it calls them.
-            if iterator is not None:
-                spec = iterator._distributed_dataset.element_spec
-                data_batch = tf.nest.map_structure(_symbol, spec)
-                iterator = None
-            if _has_custom_step(self):
-                with contextlib.suppress(Exception), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    build(self, data_batch=data_batch)
-                return  # If `call` fails, the first step raises its error.
-        build(self, iterator=iterator, data_batch=data_batch)
+        if not is_for(self.distribute_strategy):
+            build(self, iterator=iterator, data_batch=data_batch)
+            return
+        if type(self).call is keras.Model.call:
+            return  # `train_step` builds the layers when it calls them.
+        if iterator is not None:
+            spec = iterator._distributed_dataset.element_spec
+            data_batch = tf.nest.map_structure(_symbol, spec)
+        try:
+            if not _has_custom_step(self):
+                build(self, data_batch=data_batch)
+                return
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                build(self, data_batch=data_batch)
+            # If `call` fails, the first step raises its error.
+        except Exception:  # The user's code may raise any error.
+            if iterator is None:
+                failed(self.distribute_strategy)
+            raise
 
-    hook("Model._maybe_symbolic_build", build_without_batch)
+    hook("Model._maybe_symbolic_build", build_from_batch)
 
 
 def _has_custom_step(model: keras.Model) -> bool:

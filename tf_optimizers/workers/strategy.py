@@ -38,6 +38,7 @@ from tf_optimizers.workers.collectives.runs import (
 from tf_optimizers.workers.data.data_distribution import (
     distribute_dataset,
     distribute_from_function,
+    report_failure,
 )
 from tf_optimizers.workers.data.generators import watch_generators
 from tf_optimizers.workers.data.local_rounds import with_rounds
@@ -149,7 +150,7 @@ class SparseMultiWorkerMirroredStrategy(
         agree_on_overflow()
         weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
-        build_from_specs(is_ours)
+        build_from_specs(is_ours, report_failure)
         mark_steps(is_ours, with_rounds)
         reduce_in_first_steps()
         watch_generators()
@@ -222,24 +223,27 @@ class SparseMultiWorkerMirroredStrategy(
         replica's rows. The replica's gradients are then multiplied by its share
         of the rows of the global batch.
         """
-        step, args = self._steps.of(fn, args, kwargs)
-        run = functools.partial(super().run, options=options)
-        identical: list[Any] = []
-        reduction = Reduction(self)
-        if step is None:
-            fn = unmarked(fn)
-            traced = traced_by(fn) if self.num_replicas_in_sync > 1 else None
-            if traced is not None and tf.executing_eagerly():
-                return self._as_function(fn)(args, kwargs, options)
-            fn = without_padding(traced or fn, (args, kwargs or {}))
-            outputs = self._run(run, fn, args, kwargs)
-        else:
-            run_step = functools.partial(self._run, run, kwargs=kwargs)
-            reduction = step.reduction
-            with step.noting_results():
-                outputs = run_step(step, args)
-                of_rows = step.arrays_of_rows(run_step, args)
-            outputs, identical = step.finish(self, outputs, of_rows)
+        with self._steps.reporting_failures():
+            step, args = self._steps.of(fn, args, kwargs)
+            run = functools.partial(super().run, options=options)
+            identical: list[Any] = []
+            reduction = Reduction(self)
+            if step is None:
+                fn = unmarked(fn)
+                traced = (
+                    traced_by(fn) if self.num_replicas_in_sync > 1 else None
+                )
+                if traced is not None and tf.executing_eagerly():
+                    return self._as_function(fn)(args, kwargs, options)
+                fn = without_padding(traced or fn, (args, kwargs or {}))
+                outputs = self._run(run, fn, args, kwargs)
+            else:
+                run_step = functools.partial(self._run, run, kwargs=kwargs)
+                reduction = step.reduction
+                with step.noting_results():
+                    outputs = run_step(step, args)
+                    of_rows = step.arrays_of_rows(run_step, args)
+                outputs, identical = step.finish(self, outputs, of_rows)
         self._scalars = ScalarsOfRun(self, outputs, reduction, identical)
         return outputs
 

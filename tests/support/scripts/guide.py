@@ -865,11 +865,38 @@ def passed_apart(worker, modes):
     return found
 
 
+def passed_in_other_forms(worker, modes):
+    """Return the errors of batches of different forms, by mode and name."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    rows, weights = ROWS[:6], np.ones(6) if worker else None
+    dtype = "float64" if worker else "float32"
+    calls = {
+        # The loss is not built yet.
+        "labels": lambda: model.test_on_batch(rows, ROWS[: 6 + worker]),
+        "weights": lambda: model.train_on_batch(rows, rows, weights),
+        "dtype": lambda: model.train_on_batch(rows.astype(dtype), rows),
+        "inputs": lambda: model.predict_on_batch(np.ones((6, 1 + worker))),
+        "same": lambda: model.train_on_batch(rows, rows),
+    }
+    found = []
+    for run_eagerly in modes:
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+        found.append({})
+        for name, call in calls.items():
+            try:
+                found[-1][name] = error_of_graph(call)
+            except ValueError as error:
+                found[-1][name] = f"ValueError: {error}"
+    return found
+
+
 def batches(modes=(False,)):
     strategy = Strategy()
+    worker = worker_of(strategy)
     with strategy.scope():
-        apart = passed_apart(worker_of(strategy), modes)
-        return trained_on_batches() | {"apart": apart}
+        apart = passed_apart(worker, modes)
+        forms = passed_in_other_forms(worker, modes)
+        return trained_on_batches() | {"apart": apart, "forms": forms}
 
 
 def drawn_alone(strategy):

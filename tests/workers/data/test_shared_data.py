@@ -277,3 +277,26 @@ def test_values_with_more_rows_than_others_are_refused(is_static):
     part, rows = next(iter(tf.data.Dataset.zip(few, many).map(second_part)))
     assert rows == 1
     assert [np.ravel(each).tolist() for each in part] == [[1], [4, 5, 6, 7]]
+
+
+def test_all_digests_depend_on_the_form_of_a_batch():
+    def of(*batch):
+        given = [part for part in batch if part is not None]
+        found = batch_digests.digests(given, tf.constant(0, tf.int64))
+        return batch_digests.with_form(found, batch).numpy()
+
+    x = tf.reshape(tf.range(4.0), [4, 1])
+    first = of(x, x, None)
+    assert np.array_equal(of(x, x, None), first)
+    assert not np.any(first[10:])
+    others = [
+        of(x, x, x),
+        of(x, None, x),
+        of(tf.cast(x, tf.float64), x, None),
+        of(x, tf.concat([x, x], 0), None),
+        of(tf.concat([x, x], 0), x, None),
+    ]
+    for other in others:
+        assert np.array_equal(other[:8], [1, 1, other[2], *[0] * 5])
+        assert np.all(other[8:10] % 2 == 1)
+        assert np.all(other[8:10] != first[8:10])

@@ -68,10 +68,16 @@ class BackgroundCall:
         self._thread = threading.Thread(target=call, daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait for the function called last, and raise its error."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for the function called last, and raise its error.
+
+        Args:
+            seconds: The longest wait. Defaults to `None`: no limit.
+        """
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return
             self._thread = None
         if self._errors:
             raise self._errors.pop()

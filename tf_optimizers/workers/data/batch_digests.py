@@ -17,15 +17,19 @@ between rows of the batch.
 """
 
 import enum
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers.workers.data.batch_splits import counts_of_rows
+
 _SLOTS = 8  # If a batch has more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
+_FACTOR = 40_503_001  # Odd, so that no number of rows gets lost.
 # The most consecutive undecided batches that are accepted, as long as no slot
 # was equal and informative.
 _PATIENCE = 64
@@ -58,7 +62,9 @@ BY_HAND = (
     "`distribute_datasets_from_function`. If all workers have the same rows, "
     "and random augmentation makes them look different, set "
     "`strategy.compares_data = False`.",
+    "an error",
 )
+_ENDED = "the end of the data"
 _HINT = (
     "Workers may shuffle, filter or augment by different random numbers. Or "
     "only one worker has drawn from Python's or NumPy's generator, for example "
@@ -94,7 +100,7 @@ def note(
     return tf.ensure_shape(note, [SIZE + len(tail)])
 
 
-def end(comparison: Comparison, has_total: bool) -> list[int]:
+def end(comparison: Comparison, has_total: bool = False) -> list[int]:
     """Return the note for positions after the last batch."""
     return [0, 0, int(comparison), *[0] * (2 * _SLOTS + has_total)]
 
@@ -121,6 +127,26 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
     own = tf.bitwise.bitwise_or(tf.bitcast(bits, tf.int32), 1)
     both = tf.stack([tf.cast(informative, tf.int32), own])
     return tf.reshape(tf.pad(both, [[0, 0], [0, _SLOTS - len(slots)]]), [-1])
+
+
+def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
+    """Return digests that also depend on a batch's dtypes and rows.
+
+    If two batches differ in the dtype or the number of rows of any value, or if
+    only one of them has the value, then all their digests differ.
+
+    Args:
+        digests: The result of the function `digests`.
+        batch: A nest of tensors of any kind, and of None.
+    """
+    dtypes = [getattr(leaf, "dtype", None) for leaf in tf.nest.flatten(batch)]
+    counts = counts_of_rows(batch)
+    factors = [pow(_FACTOR, i, 1 << 31) for i in range(1, len(counts) + 1)]
+    rows = tf.reduce_sum(tf.stack(counts) * tf.constant(factors))
+    code = zlib.crc32(repr(dtypes).encode()) >> 1
+    # The product of two odd numbers is odd, and 0 stays 0.
+    scale = tf.stack([1, 2 * (rows + code) + 1])
+    return digests * tf.repeat(scale, _SLOTS)
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
@@ -273,18 +299,21 @@ def start(last: tf.Variable | None) -> Sequence[int]:
     return [*UNKNOWN[:3], *last.numpy()[3 : len(UNKNOWN)]]
 
 
-def check(known: tf.Tensor, rule: str = _RULE, hint: str = _HINT) -> Any:
+def check(
+    known: tf.Tensor, rule: str = _RULE, hint: str = _HINT, ended: str = _ENDED
+) -> Any:
     """Raise if workers differ. In a graph, return an op that raises.
 
     Args:
         known: A summary.
         rule: The first sentence of the error.
         hint: The last sentences of the error.
+        ended: What the error says if only some workers have a batch.
     """
     verdict = known[2]
     received = tf.where(
         verdict == Verdict.ENDED,
-        "Received: the end of the data on some workers only.",
+        f"Received: {ended} on some workers only.",
         "Received: batches that differ between workers.",
     )
     message = tf.strings.join([rule, received, hint], " ")

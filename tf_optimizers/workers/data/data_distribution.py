@@ -1,5 +1,6 @@
 """Distributes data: gives each replica its parts of batches, with notes."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ from tf_optimizers.workers.data.shuffles import has_random_maps
 # The functions below call methods of this class. The strategy overrides these
 # methods to call the functions below.
 _Parent = tf.distribute.Strategy
+# The longest wait of a worker that cannot trace a step.
+_REPORTING_SECONDS = 10.0
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
@@ -73,18 +76,31 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
     return look_ahead(distributed, batches, begin=begin)
 
 
-def split_arguments(
-    strategy: Any, args: Sequence[Any], seen: dict[int, tf.Variable]
-) -> Sequence[Any]:
-    """Split a batch of plain arrays among replicas.
+def batch_of_arrays(args: Sequence[Any]) -> Any:
+    """Return the batch of plain arrays among a step's arguments, or None.
 
-    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches,
-    the same on all workers. TensorFlow would give every replica the whole
-    batch.
+    `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches.
+
+    Args:
+        args: The argument of a Keras model's step, in a sequence.
+    """
+    distributed = tf.distribute.DistributedValues
+    if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
+        return None
+    (batch,) = tf.nest.map_structure(_as_tensor, args)
+    return batch if counts_of_rows(batch) else None
+
+
+def split_arrays(
+    strategy: Any, batch: Any, seen: dict[int, tf.Variable]
+) -> Any:
+    """Split a batch of plain arrays, the same on all workers, among replicas.
+
+    TensorFlow would give every replica the whole batch.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        args: The argument of a Keras model's step, in a sequence.
+        batch: The result of `batch_of_arrays`.
         seen: Variables, by the number of tensors in a batch. Each variable
             holds the summary of the model's last batch with this number of
             tensors, and the number of such batches so far.
@@ -93,21 +109,41 @@ def split_arguments(
         tf.errors.InvalidArgumentError: If batches differ between workers. A
             `tf.function` raises the error when the function runs.
     """
-    distributed = tf.distribute.DistributedValues
-    if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
-        return args
-    (batch,) = tf.nest.map_structure(_as_tensor, args)
-    if not counts_of_rows(batch):
-        return args
     extended = strategy.extended
-    if extended.workers > 1 and strategy.compares_data:
+    if are_compared(strategy):
         batch = _compared(extended, batch, seen)
     parts, own = zip(
         *split(batch, _places(extended), extended.replicas), strict=True
     )
     counts = tuple(tf.cast(rows, tf.int32) for rows in own)
     batch_rows = Rows(_rows_of_all(batch), counts)
-    return (with_rows(regroup(parts, always_wrap=True), batch_rows),)
+    return with_rows(regroup(parts, always_wrap=True), batch_rows)
+
+
+def are_compared(strategy: Any) -> bool:
+    """Return whether workers compare the batches that they share."""
+    return strategy.extended.workers > 1 and strategy.compares_data
+
+
+def report_failure(strategy: Any) -> None:
+    """Take part in the comparison of a batch whose step cannot be traced.
+
+    Other workers may have traced the step, and wait for this worker's note.
+    They raise an error as soon as they get it.
+    """
+    if not are_compared(strategy):
+        return
+    extended = strategy.extended
+
+    def report() -> None:
+        with tf.init_scope():
+            note = tf.constant(batch_digests.end(Comparison.SOME))
+            extended.gather_notes(note)
+
+    with contextlib.suppress(tf.errors.OpError):  # A worker may have died.
+        # In a thread, since other workers may do something else.
+        extended.background.call(report)
+        extended.background.wait(_REPORTING_SECONDS)
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
@@ -119,17 +155,20 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
             with tf.init_scope():  # The last element counts batches.
                 start = [*batch_digests.UNKNOWN, 0]
                 seen[size] = plain_variable(start, trainable=False)
-        *before, number = tf.split(
-            seen[size].read_value(), [len(batch_digests.UNKNOWN), 1]
-        )
+        last = seen[size].read_value()
+        before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
+        digests = batch_digests.with_form(digests, batch)
         # Random augmentation may change the same rows differently on workers.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)
         )
-        known = batch_digests.summarize(notes, *before)
-        seen[size].assign(tf.concat([known, number + 1], 0))
+        known = batch_digests.summarize(notes, before)
+        # After an error, `seen` is unchanged, and so the same on all workers.
+        is_same = known[2] == batch_digests.Verdict.SAME
+        following = tf.concat([known, number + 1], 0)
+        seen[size].assign(tf.where(is_same, following, last))
         check = batch_digests.check(known, *batch_digests.BY_HAND)
     return after(check, batch)
 
@@ -153,7 +192,7 @@ def _places(extended: Any) -> range:
 
 def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
     """Return how to compare the batches that workers draw."""
-    if strategy.extended.workers == 1 or not strategy.compares_data:
+    if not are_compared(strategy):
         return Comparison.NOT
     return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
 

@@ -24,7 +24,11 @@ from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
 from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
-from tf_optimizers.workers.data.data_distribution import split_arguments
+from tf_optimizers.workers.data.data_distribution import (
+    batch_of_arrays,
+    report_failure,
+    split_arrays,
+)
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.workers.steps.metric_results import (
     is_number_of,
@@ -61,10 +65,26 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._row_variables: list[tf.Variable] = []
-        # The `seen` of `split_arguments`, for training and for prediction.
+        self._is_of_arrays = False  # Whether the last step gets plain arrays.
+        # The `seen` of `split_arrays`, for training and for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )
+
+    @contextlib.contextmanager
+    def reporting_failures(self) -> Iterator[None]:
+        """If a step cannot be traced in this context, tell other workers.
+
+        The other workers wait to compare the batch. This worker's error may
+        have a cause that they do not have, such as the shape of the batch.
+        """
+        self._is_of_arrays = False
+        try:
+            yield
+        except Exception:
+            if self._is_of_arrays and not tf.executing_eagerly():
+                report_failure(self._strategy)
+            raise
 
     def of(
         self, function: Callable, args: Any, kwargs: Any
@@ -84,7 +104,10 @@ class Steps:
         model, step, kind = found
         is_predicting = kind == "predict_step"
         seen = self._seen.setdefault(model, ({}, {}))[is_predicting]
-        shared = split_arguments(self._strategy, args, seen)
+        shared, batch = args, batch_of_arrays(args)
+        if batch is not None:
+            self._is_of_arrays = True
+            shared = (split_arrays(self._strategy, batch, seen),)
         known = rows_of(shared), self._row_variables
         reduction = Reduction(self._strategy)
         if is_predicting:
