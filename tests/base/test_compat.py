@@ -95,6 +95,7 @@ LOSS_SCALING = [
 TENSORFLOW = {
     cross_device_ops.CollectiveAllReduce: [
         "_all_reduce",
+        "_batch_all_gather",
         "_devices",
         "_group_size",
         "_launchers",

@@ -80,6 +80,28 @@ def test_gathered_statements_wait_for_all_replicas_of_the_worker(
     assert ended == [0, 1, "check"]
 
 
+@pytest.fixture
+def eager_functions():
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+def test_gathers_work_while_functions_run_eagerly(strategies, eager_functions):
+    strategy, _ = strategies
+    ranks = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([context.replica_id_in_sync_group])
+    )
+    np.testing.assert_array_equal(strategy.gather(ranks, 0), [0, 1])
+
+    def gathered(rank):
+        return tf.distribute.get_replica_context().all_gather(rank, 0)
+
+    for each in strategy.run(gathered, (ranks,)).values:
+        np.testing.assert_array_equal(each, [0, 1])
+    assert tf.config.functions_run_eagerly()
+
+
 @pytest.mark.parametrize(
     "ours",
     [

@@ -87,6 +87,15 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         )
         return tf.nest.pack_sequence_as(value, reduced)
 
+    def _batch_all_gather(self, *args: Any) -> Any:
+        # TensorFlow gathers in a `tf.function`, and fails if it runs eagerly.
+        are_eager = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(False)
+        try:
+            return super()._batch_all_gather(*args)
+        finally:
+            tf.config.run_functions_eagerly(are_eager)
+
     def gather_and_reduce(
         self,
         entries: Sequence[Entries],
