@@ -443,8 +443,7 @@ RULES = [
         style={"lazy", "subclassed"},
         input=but("tokens"),
         family={"layers"},
-        # On one replica, TensorFlow's own error names the scope.
-        where=but("mirrored", "1"),
+        where=but("mirrored"),
     ),
     only(
         *("layers", {*STATEFUL, "EveryDtype"}, "initial values of their own"),

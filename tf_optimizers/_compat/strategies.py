@@ -101,6 +101,9 @@ def adopt_optimizers_of_keras(
         original: Callable, optimizer: Any, variables: Sequence[Any]
     ) -> None:
         strategy = tf.distribute.get_strategy()
+        if strategy is _default_strategy():
+            # The model may have been made outside of the optimizer's scope.
+            strategy = strategy_of(optimizer)
         if is_for(strategy):
             check(strategy, variables)
             adopt(optimizer, variables)

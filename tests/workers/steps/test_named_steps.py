@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from custom_steps import Guide, X, Y
 
+import tf_optimizers as tfo
 from tf_optimizers.workers.steps.replica_state import replica
 
 # For float32 sums in another order, over steps of more than 1e-2.
@@ -245,17 +246,36 @@ def test_steps_may_return_variables_and_truth_values(ours, eagerly):
             assert float(own[name]) == pytest.approx(float(value), 1e-5), name
 
 
+@pytest.fixture
+def of_one_replica(monkeypatch):
+    """Return our strategy, with one replica in this process."""
+    first, *_ = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: [first])
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 1
+    return strategy
+
+
 @pytest.mark.parametrize(
-    ("name", "loops"),
+    ("replicas", "name", "loops"),
     cases.with_long(
-        [("SGD", False), ("Adam", True), ("SGD", True), ("Adam", False)],
-        [("SGD", True), ("Adam", False)],
+        [
+            *(("ours", "SGD", False), ("ours", "Adam", True)),
+            *(("ours", "SGD", True), ("ours", "Adam", False)),
+            *(("of_one_replica", "AdamW", each) for each in (False, True)),
+            ("of_one_replica", "SGD", False),
+        ],
+        [
+            *(("ours", "SGD", True), ("ours", "Adam", False)),
+            ("of_one_replica", "SGD", False),
+        ],
     ),
 )
-def test_variables_made_outside_are_rejected(ours, name, loops):
-    """Updates of these would deadlock replicas."""
+def test_variables_made_outside_are_rejected(request, replicas, name, loops):
+    """With several replicas, updates of these would deadlock."""
+    strategy = request.getfixturevalue(replicas)
     optimizer = getattr(keras.optimizers, name)(0.1)
-    with ours.scope():
+    with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(2)])
         model.compile(optimizer, "mse")
     model.build((None, 4))
@@ -272,7 +292,7 @@ def test_variables_made_outside_are_rejected(ours, name, loops):
         ValueError, match=r"made outside of this scope: .*dense.*/kernel"
     ):
         if loops:
-            ours.run(step, (X,))
+            strategy.run(step, (X,))
         else:
             model.fit(X, Y, verbose=0)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -94,10 +94,9 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
     """Raise if an optimizer would update variables made outside of the scope.
 
-    Replicas share such variables, and would wait for each other to update them.
+    Several replicas share such variables, and would wait for each other to
+    update them. With one replica, TensorFlow's errors do not name the remedy.
     """
-    if strategy.num_replicas_in_sync == 1:
-        return
     outside = made_outside(strategy, variables)
     if outside:
         names = [getattr(each, "path", each.name) for each in outside]
