@@ -1,6 +1,5 @@
 """Hooks into Keras's models, callbacks and loss scaling; see `patches.py`."""
 
-import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
+from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import (
     REPLICAS,
     WITHOUT_XLA,
@@ -54,19 +54,43 @@ def build_from_specs(
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
         try:
-            if not _has_custom_step(self):
-                build(self, data_batch=data_batch)
-                return
-            with contextlib.suppress(Exception), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                build(self, data_batch=data_batch)
-            # If `call` fails, the first step raises its error.
+            _build(self, functools.partial(build, self, data_batch=data_batch))
         except Exception:  # The user's code may raise any error.
             if iterator is None:
                 failed(self.distribute_strategy)
             raise
 
     hook("Model._maybe_symbolic_build", build_from_batch)
+
+
+def _build(model: keras.Model, build: Callable[[], None]) -> None:
+    """Build a model; if it has a custom step, only if `call` accepts the data.
+
+    A custom step may call the model with other data. If `call` is wrong, the
+    step raises the same error.
+
+    Raises:
+        RuntimeError: If `call` has failed after it built some layers. In the
+            step, these layers would have the wrong shapes.
+    """
+    if not _has_custom_step(model):
+        build()
+        return
+    count = len(model.variables)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            build()
+    except Exception as error:  # The user's code may raise any error.
+        unbuilt = [each.name for each in layers_of(model) if not each.built]
+        if unbuilt and len(model.variables) > count:
+            raise RuntimeError(
+                "A model must be built before `fit`, or its `call` must accept "
+                f"the data. Received: {model.name}, whose `call` has built "
+                f"some layers, but not {', '.join(unbuilt)}, because of "
+                f"{type(error).__name__}: {error} Correct `call`, or build "
+                "the model in the scope, such as by a call with a batch."
+            ) from error
 
 
 def _has_custom_step(model: keras.Model) -> bool:

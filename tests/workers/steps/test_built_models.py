@@ -1,0 +1,92 @@
+"""Models with a custom step that `fit` has to build."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+X, Y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+
+
+class Halves(keras.Model):
+    """Its step calls it with two of four columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(3), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.inner(x))
+
+    def inner(self, x):
+        return self.first(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(x[:, :2]) - y) ** 2)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class FitsLater(Halves):
+    """`call` fails at the data, after it has built a layer."""
+
+    def inner(self, x):
+        return super().inner(x) @ keras.ops.eye(3 if x.shape[1] == 2 else 9)
+
+
+class FitsAtOnce(Halves):
+    """`call` fails at the data, before it has built a layer."""
+
+    def inner(self, x):
+        return super().inner(x @ keras.ops.eye(2))
+
+
+class Wrong(Halves):
+    """Has an error that it finds at any data, in `call` or `build`."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+        if place == "build":
+            self.first.build = self.fail
+
+    def inner(self, x):
+        if self.place == "early":
+            self.fail()
+        x = super().inner(x)
+        return self.fail() if self.place == "late" else x
+
+    def fail(self, shape=None):
+        raise KeyError("a typo of the user")
+
+
+def fitted(model):
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=False)
+    return model.fit(X, Y, verbose=0).history["loss"][0]
+
+
+def test_step_builds_what_call_does_not(ours):
+    with ours.scope():
+        keras.utils.set_random_seed(1)
+        loss = fitted(FitsAtOnce())
+    keras.utils.set_random_seed(1)
+    assert loss == pytest.approx(fitted(FitsAtOnce()), 1e-5)
+
+
+def test_layers_built_for_other_data_are_an_error(ours):
+    """The step would find a layer of another shape."""
+    fitted(FitsLater())
+    with (
+        ours.scope(),
+        pytest.raises(RuntimeError, match="but not dense.*, because of"),
+    ):
+        fitted(FitsLater())
+
+
+@pytest.mark.parametrize("place", ["early", "late", "build"])
+def test_error_of_the_user_is_shown(ours, place):
+    with ours.scope(), pytest.raises(Exception, match="a typo of the user"):
+        fitted(Wrong(place))
