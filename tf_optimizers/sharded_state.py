@@ -24,8 +24,9 @@ from tf_optimizers.base.components import (
     backend_variable,
     own_component,
 )
+from tf_optimizers.base.exclusions import ENTRY, check_exclusions
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import Wrapper, check_new, check_part
+from tf_optimizers.base.inner import NAMES, Wrapper, check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_built
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
@@ -173,6 +174,8 @@ class ShardedState(Wrapper):
         self._adopt(variables)
         strategy = strategy_of(self)
         replicas = strategy.num_replicas_in_sync
+        self._excluded = self._exclusions.find(self, variables, {})
+        self._exclude(variables)
         if replicas == 1:
             inner.build(variables)
         else:
@@ -269,7 +272,19 @@ class ShardedState(Wrapper):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()
-        return {key: config[key] for key in ("name", "inner_optimizer")}
+        keys = "name", "inner_optimizer", ENTRY, NAMES
+        return {key: config[key] for key in keys if key in config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "ShardedState":
+        """Create an optimizer from its config."""
+        config = dict(config)
+        exclusions = check_exclusions(config.pop(NAMES, None), config)
+        optimizer = super().from_config(config, custom_objects)
+        optimizer._exclusions = exclusions
+        return optimizer
 
 
 def _check_inner(value: Any) -> None:

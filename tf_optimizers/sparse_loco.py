@@ -18,7 +18,6 @@ from tf_optimizers._compat.shown_averages import show_averages
 from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
-from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import (
     Fixed,
     check_boolean,
@@ -272,10 +271,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """Exclude variables from the weight decay of the inner optimizer."""
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
-        if not isinstance(self.inner_optimizer, Optimizer):
-            # The config of a Keras optimizer lacks exclusions, so the config of
-            # `SparseLoCo` must hold them.
-            Optimizer.exclude_from_weight_decay(self, var_list, var_names)
 
     @property
     def is_synchronized(self) -> bool:
@@ -351,13 +346,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         config = super().get_config()
         for name in sparse_loco_checks.INNER_ARGUMENTS:
             del config[name]
-        excluded = self._exclusions.config(self._excluded)
-        names = excluded.pop("exclude_from_weight_decay")
-        if names:
-            excluded[sparse_loco_checks.NAMES] = names
         own = "sync_every", "residual_decay", "outer_learning_rate", "overlap"
-        config |= {name: getattr(self, name) for name in own}
-        return config | excluded
+        return config | {name: getattr(self, name) for name in own}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the residuals and the inner optimizer's state."""
@@ -376,11 +366,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _add_state(self, variables: Sequence[Any]) -> None:
         inner, masters = self.inner_optimizer, self._masters
         weights = masters.in_place_of(variables)
-        excluded = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if self.use_ema:
             show_averages(self, inner)
-        if excluded:
-            inner.exclude_from_weight_decay(excluded)
+        self._exclude(weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
         # Check again: by now, a callable in `MultiOptimizer` has chosen

@@ -151,6 +151,54 @@ def test_inner_optimizers_exclude_the_same_when_loaded(
         assert decayed_alone(each) == expected
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_sharded_state_excludes_the_same_when_loaded(how, tmp_path):
+    model = make_model("sequential")
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    optimizer = tfo.ShardedState(INNER["keras"]())
+    expected = [True, True, False, True]
+    if how == "variables":
+        optimizer.exclude_from_weight_decay([model.weights[2]])
+    else:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        expected = [True, False, True, False]
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    for each in (model, save_and_load(model, tmp_path)):
+        assert decayed_alone(each) == expected
+
+
+@cases.needs_groups
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+def test_groups_inside_exclude_variables():
+    groups = keras.optimizers.OptimizerMap(
+        INNER["keras"](), {".*/kernel": INNER["ours"]()}
+    )
+    optimizer = tfo.SparseLoCo(keras.optimizers.MultiOptimizer(groups))
+    model = make_model("sequential")
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    optimizer.exclude_from_weight_decay(model.weights[:2])
+    model.compile(optimizer, "mse")
+    assert decayed_alone(model) == [False, False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+def test_inner_optimizer_excludes_the_same_beside_half_precision(tmp_path):
+    """The inner optimizer updates master weights, which have other names."""
+    layers = keras.Input((3,)), dense(dtype="bfloat16"), dense()
+    model = keras.Sequential(layers)
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    optimizer = tfo.SparseLoCo(INNER["ours"]())
+    optimizer.exclude_from_weight_decay([model.weights[2]])
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    for each in (model, save_and_load(model, tmp_path)):
+        assert decayed_alone(each) == [True, True, False, True]
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("kind", ["sequential", "functional"])
 def test_variables_stay_excluded_when_saved_before_they_are_built(

@@ -40,14 +40,15 @@ class Excluded:
     """The excluded variables of a built optimizer.
 
     Args:
-        variables: All variables of the optimizer.
+        labels: The label of each variable of the optimizer, when it was built.
+            Later, inner optimizers see other names.
         chosen: The positions of the variables that the user passed to
             `exclude_from_weight_decay()`.
         by_patterns: For each purpose that has patterns, the patterns and the
             positions of their matches.
     """
 
-    variables: Sequence[Any] = ()
+    labels: Sequence[str] = ()
     chosen: AbstractSet[int] = frozenset()
     by_patterns: Mapping[str, tuple[Sequence[str], AbstractSet[int]]] = (
         dataclasses.field(default_factory=dict)
@@ -62,7 +63,7 @@ class Excluded:
         if not self.chosen and not self.by_patterns:
             return {}
         return {
-            _ALL: _labels(self.variables),
+            _ALL: list(self.labels),
             _CHOSEN: sorted(self.chosen),
             **{
                 purpose: [list(patterns), sorted(found)]
@@ -146,7 +147,7 @@ class Exclusions:
             for i, variable in enumerate(variables)
             if variable_key(optimizer, variable) in self.variables
         }
-        return Excluded(variables, chosen, by_patterns)
+        return Excluded(_labels(variables), chosen, by_patterns)
 
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
@@ -195,7 +196,7 @@ class Exclusions:
                 optimizer is built.
         """
         entry = self.saved
-        if excluded.variables:
+        if excluded.labels:
             entry = excluded.entry()
         elif self.variables:
             entry = {_PATHS: sorted(map(list, self.variables.values()))}

@@ -21,6 +21,9 @@ from tf_optimizers.base.components import own_component
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
+# The config's key for the names of variables without weight decay.
+NAMES = "excluded_names"
+
 
 def _of_inner(name: str) -> property:
     """Return a property for an attribute of the inner optimizer."""
@@ -70,7 +73,22 @@ class Wrapper(Optimizer):
         var_names: Sequence[str] | None = None,
     ) -> None:
         """Exclude variables from the weight decay of the inner optimizer."""
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        if isinstance(self.inner_optimizer, Optimizer):
+            self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        else:
+            # The config of a Keras optimizer lacks exclusions, so this config
+            # must hold them. `build` passes them to the inner optimizer.
+            super().exclude_from_weight_decay(var_list, var_names)
+
+    def _exclude(self, weights: Sequence[Any]) -> None:
+        """Exclude the chosen variables before the inner optimizer is built.
+
+        `weights` are the variables that the inner optimizer updates.
+        """
+        chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
+        if chosen:
+            for part in wrapped_optimizers(self.inner_optimizer):
+                part.exclude_from_weight_decay(chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
         """Move this and all wrapped optimizers into the variables' strategy."""
@@ -80,7 +98,11 @@ class Wrapper(Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return super().get_config() | {"inner_optimizer": inner}
+        excluded = self._exclusions.config(self._excluded)
+        names = excluded.pop("exclude_from_weight_decay")
+        if names:
+            excluded[NAMES] = names
+        return super().get_config() | {"inner_optimizer": inner} | excluded
 
     @classmethod
     def from_config(

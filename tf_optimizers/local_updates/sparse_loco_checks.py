@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import strategy_of
 from tf_optimizers.base.components import backend_variable
 from tf_optimizers.base.exclusions import Exclusions, check_exclusions
-from tf_optimizers.base.inner import check_new, check_part
+from tf_optimizers.base.inner import NAMES, check_new, check_part
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.checks import check_unused
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -30,8 +30,6 @@ _OUTER_ARGUMENTS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# The config's key for the names of variables without weight decay.
-NAMES = "excluded_names"
 # Keras's optimizers that compute new weights only from their own state.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
