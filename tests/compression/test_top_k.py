@@ -166,3 +166,13 @@ def test_sampling_leaves_few_candidates():
         threshold = module._threshold(values, 1000, tf.constant([seed, 0]))
         reaches = module._reaches(values, threshold)
         assert 1000 <= int(tf.math.count_nonzero(reaches)) < 2500
+
+
+def test_positions_of_huge_variables_do_not_overflow():
+    """Tracing allocates no memory."""
+    size = 2**31 + 32
+    graph = GRAPH.get_concrete_function(
+        tf.TensorSpec([size]), 200, tf.TensorSpec([2], tf.int32)
+    ).graph
+    products = [op for op in graph.get_operations() if op.type == "Mul"]
+    assert {op.outputs[0].dtype for op in products} == {tf.int64}

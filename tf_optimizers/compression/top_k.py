@@ -18,6 +18,7 @@ import math
 
 import tensorflow as tf
 
+from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.kernels import compiled
 
 # The sample should hold about this many of the k largest entries, or more. The
@@ -96,7 +97,9 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
         reached = _sorted(tf.math.top_k(maxima, k, sorted=False).indices)
     candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
     found, inside = tf.math.top_k(candidates, k, sorted=False)
-    positions = tf.gather(reached, inside // _BLOCK) * _BLOCK + inside % _BLOCK
+    dtype = position_dtype(values.shape[0])
+    blocks = tf.cast(tf.gather(reached, inside // _BLOCK), dtype)
+    positions = blocks * _BLOCK + tf.cast(inside % _BLOCK, dtype)
     positions = _sorted(tf.where(found >= _SMALLEST, positions, -1))
     return tf.cast(positions, tf.int64)
 
