@@ -271,6 +271,15 @@ def test_large_gradients_are_clipped(mirrored, limit):
         )
 
 
+@pytest.mark.parametrize("limit", ["clipnorm", "global_clipnorm"])
+def test_limits_that_keras_ignores_change_nothing(mirrored, limit):
+    def make():
+        return keras.optimizers.SGD(0.1, **{limit: -1.0})
+
+    found = stepped(mirrored, lambda: tfo.ShardedState(make()))
+    assert_alike(found, stepped(tf.distribute.get_strategy(), make))
+
+
 UNEVEN = pytest.mark.filterwarnings("ignore:Each replica should")
 
 

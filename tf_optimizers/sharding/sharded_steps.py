@@ -150,7 +150,8 @@ class ShardedSteps:
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)
         are_split = not all(piece.is_whole for piece in self._pieces)
-        if inner.global_clipnorm or (inner.clipnorm and are_split):
+        limit = inner.global_clipnorm or (inner.clipnorm if are_split else None)
+        if limit and limit > 0:  # Keras ignores other limits.
             owned = self._clipped(owned, count)
             settings += [(inner, name, None) for name in _NORMS]
         if self._replicated:
