@@ -262,6 +262,36 @@ def test_several_inner_optimizers_step_as_if_alone(mirrored):
     assert moved == [True, False, True]
 
 
+class Halving(keras.optimizers.Optimizer):
+    """Wraps an optimizer, and halves its gradients."""
+
+    def __init__(self, inner_optimizer):
+        super().__init__(0.0)
+        self.inner_optimizer = inner_optimizer
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner_optimizer.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        halves = [gradient / 2 for gradient in grads]
+        self.inner_optimizer.apply(halves, trainable_variables)
+
+
+def test_wrapper_of_the_user_is_stepped_itself(mirrored):
+    def train(wrap, rate):
+        with mirrored.scope():
+            weight = keras.Variable(np.ones(4), dtype="float32")
+            inner = wrap(keras.optimizers.SGD(rate, momentum=0.9))
+            optimizer = tfo.SparseLoCo(inner)
+        for _ in range(2):
+            mirrored.run(optimizer.apply, ([tf.ones([4])], [weight]))
+        return weight.numpy()
+
+    expected = train(lambda inner: inner, 0.05)
+    np.testing.assert_allclose(train(Halving, 0.1), expected, rtol=1e-6)
+
+
 @needs_groups
 def test_group_may_be_frozen(mirrored):
     groups = keras.optimizers.OptimizerMap(

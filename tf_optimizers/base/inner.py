@@ -201,7 +201,6 @@ class InnerSteps:
             indices: Positions of the variables among all variables.
             settings: Attributes of optimizers to replace during the step.
         """
-        parts = wrapped_optimizers(self._optimizer)
         moved = [self._variables[i] for i in indices]
         shown = [
             variable
@@ -210,11 +209,9 @@ class InnerSteps:
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]
-        switched_off = [*unconstrained(shown), *settings]
         seen = self._outside_strategy(moved, weights)
-        with seen, replaced(switched_off):
-            for part in parts[1:] or parts:
-                # `MultiOptimizer` fails for a group without gradients.
+        with seen, replaced([*unconstrained(shown), *settings]):
+            for part in _groups_of(self._optimizer):
                 known = set(map(id, built_variables(part)))
                 own = [i for i, v in enumerate(moved) if id(v) in known]
                 if own:
@@ -227,19 +224,25 @@ class InnerSteps:
         self, variables: Sequence[Any], weights: Sequence[tf.Variable]
     ) -> Iterator[None]:
         """Hide the strategy and the other replicas from the optimizer."""
+        parts = wrapped_optimizers(self._optimizer)
         state = [
             (variable, own_rows(own_component(variable)))
-            for variable in self._optimizer.variables
+            for part in parts
+            for variable in part.variables
         ]
         moved = [
             (variable, weight)
             for variable, weight in zip(variables, weights, strict=True)
             if isinstance(variable, keras.Variable)
         ]
-        with (
-            replaced(self._names),
-            outside_strategy(
-                wrapped_optimizers(self._optimizer), [*state, *moved]
-            ),
-        ):
+        with replaced(self._names), outside_strategy(parts, [*state, *moved]):
             yield
+
+
+def _groups_of(optimizer: Any) -> Sequence[Any]:
+    """Return the optimizers of a `MultiOptimizer`, or else the optimizer.
+
+    `MultiOptimizer`, new in Keras 3.12, fails for a group without gradients.
+    """
+    kind = getattr(keras.optimizers, "MultiOptimizer", ())
+    return optimizer.optimizers if isinstance(optimizer, kind) else [optimizer]

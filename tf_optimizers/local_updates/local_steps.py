@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import distinct
 from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import replica_variables_on
 from tf_optimizers.base.components import own_component
@@ -27,7 +28,8 @@ class LocalSteps(InnerSteps):
         """Create the optimizer's state on every replica."""
         with replaced(self._names), _own_state():
             self._optimizer.build(self._variables)
-        for variable in self._optimizer.variables:
+        parts = wrapped_optimizers(self._optimizer)
+        for variable in distinct(v for part in parts for v in part.variables):
             # On a replica, `build` assigns only to this replica's component.
             first, *others = strategy.experimental_local_results(variable.value)
             for other in others:
