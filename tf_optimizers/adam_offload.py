@@ -237,9 +237,9 @@ class AdamOffload(HostOptimizer):
         master = self._masters[index]
         if master is not None:
             others = *state, gradient, master.handle
-            return in_place(
-                _move_master, constants, value_of(variable), *others
-            )
+            # If a step has two gradients of a variable, its value has changed.
+            value = self._placement.unsent.get(id(variable), value_of(variable))
+            return in_place(_move_master, constants, value, *others)
         decayed = [value_of(variable)] if self._decay_of(index) else []
         return in_place(_change, constants, gradient, *state, *decayed)
 

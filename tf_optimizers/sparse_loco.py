@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
+from tf_optimizers._compat import Gradient, distinct
 from tf_optimizers._compat.keras_internals import (
     is_overwritten,
     micro_steps,
@@ -401,8 +401,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         means = compressor.mean_on_worker(densify(gradients, variables))
         weights, place = self._weights(variables), self._steps.tensor_scope
         indices = [variable_index(self, variable) for variable in variables]
-        updates = tf.convert_to_tensor(self.iterations)
-        step = means, weights, indices, updates
+        step = means, weights, indices, tf.convert_to_tensor(self.iterations)
         if rounds is not None:
             rounds.begin(self._weights(rounds.variables), stepped=variables)
             self._steps.step(*step)
@@ -413,15 +412,15 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             else:
                 self._end_round(rounds, due, variables)
             return
+        # A variable with two gradients takes two steps, but is sent once.
+        variables, weights = distinct(variables), distinct(weights)
         with place():
             before = [weight.read_value() for weight in weights]
         self._steps.step(*step)
+        pairs = list(zip(weights, before, strict=True))
         with place():
-            moved = [
-                old - weight.read_value()
-                for weight, old in zip(weights, before, strict=True)
-            ]
-        for weight, old in zip(weights, before, strict=True):
+            moved = [old - weight.read_value() for weight, old in pairs]
+        for weight, old in pairs:
             weight.assign(old)
         send = functools.partial(self._send_moved, variables)
         compressor.at_stage(self.iterations, moved, send)

@@ -259,6 +259,26 @@ def test_nonfinite_gradient_stays_in_its_element(value, place):
 
 
 @both_places
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-8)]
+)
+def test_variable_may_have_two_gradients(dtype, tolerance, place):
+    """This happens if two losses share an encoder."""
+
+    def train(dtype, place):
+        with tf.device(place):
+            variable = keras.Variable(np.ones(3), dtype=dtype)
+        optimizer = tfo.AdamOffload(0.1)
+        gradients = [tf.constant([1.0, 2.0, -3.0]), tf.constant([2.0, 1, -1])]
+        for _ in range(3):
+            optimizer.apply(gradients, [variable, variable])
+        return tf.cast(variable, "float32").numpy()
+
+    expected = train("float32", "CPU:0")
+    np.testing.assert_allclose(train(dtype, place), expected, rtol=tolerance)
+
+
+@both_places
 def test_traces_once(place, monkeypatch):
     traces = []
 

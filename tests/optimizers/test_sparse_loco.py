@@ -292,6 +292,19 @@ def test_wrapper_of_the_user_is_stepped_itself(mirrored):
     np.testing.assert_allclose(train(Halving, 0.1), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sync_every", [1, 2])
+def test_small_variable_may_have_two_gradients(sync_every):
+    """This happens if two losses share an encoder."""
+    weight, alone = (keras.Variable(np.ones(4), dtype="float32") for _ in "ab")
+    inner = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    loco, plain = tfo.SparseLoCo(inner(), sync_every=sync_every), inner()
+    gradients = [tf.fill([4], 1.0), tf.fill([4], 3.0)]
+    for _ in range(2):
+        loco.apply(gradients, [weight, weight])
+        plain.apply(gradients, [alone, alone])
+    np.testing.assert_allclose(weight, alone, rtol=1e-6)
+
+
 @needs_groups
 def test_group_may_be_frozen(mirrored):
     groups = keras.optimizers.OptimizerMap(

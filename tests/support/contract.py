@@ -283,6 +283,19 @@ class Contract:
         optimizer.finalize_variable_values(variables)
         assert cases.error(variables, averages) < TOLERANCE
 
+    def test_variable_that_is_passed_twice_has_one_moving_average(self, case):
+        variable = keras.Variable(np.ones(3), dtype="float32")
+        optimizer = case.make(use_ema=True, ema_momentum=0.5)
+        optimizer.build([variable, variable])
+        expected = None
+        for _ in range(3):
+            gradients = [tf.constant([1.0, 2.0, 3.0]), tf.ones([3])]
+            optimizer.apply(gradients, [variable, variable])
+            weight = variable.numpy()
+            expected = weight if expected is None else (expected + weight) / 2
+        mean = average(optimizer, variable).numpy()
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
+
     def test_moving_average_overwrites_at_its_frequency(self, case):
         variables = cases.make_variables()
         optimizer = case.make(

@@ -151,10 +151,10 @@ def built_variables(optimizer: Any) -> list[Any]:
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
-    """Return the variables given to `build`, except overwritten ones."""
+    """Return the variables given to `build`, once, without overwritten ones."""
     return [
         variable
-        for variable in built_variables(optimizer)
+        for variable in distinct(built_variables(optimizer))
         if not is_overwritten(optimizer, variable)
     ]
 

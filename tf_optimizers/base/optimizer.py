@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
+from tf_optimizers._compat import Gradient, distinct
 from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras_internals import (
     VARIABLES,
@@ -196,7 +196,7 @@ class Optimizer(keras.optimizers.Optimizer):
             check_gradients(grads, trainable_variables)
             grads = self._cast(grads, trainable_variables)
             if not self.built:
-                build_together(self, trainable_variables)
+                build_together(self, distinct(trainable_variables))
             if self.use_ema:
                 self._ema.note(grads, trainable_variables)
             if not self._is_agreed:
@@ -246,9 +246,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """Sum gradients over replicas, make the sums dense and clip them."""
         return clip(
             densify(replicas_of().sum(gradients), variables),
-            self.clipnorm,
-            self.global_clipnorm,
-            self.clipvalue,
+            *(self.clipnorm, self.global_clipnorm, self.clipvalue),
         )
 
     def _step(

@@ -53,6 +53,8 @@ class OnHost:
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
+        # What a step has computed but not sent, by id of the variable.
+        self.unsent: dict[int, tf.Tensor] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Return the scope for computations on the state."""

@@ -1,6 +1,7 @@
 """Keeps state on the host and steps there, once per worker process."""
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -129,9 +130,8 @@ class HostOptimizer(Optimizer):
         accumulators = Accumulators(self, variables, self._placement)
 
         def work() -> list[tf.Tensor]:
-            hosted = _in_state_dtype(
-                list(map(on_host, gradients, variables)), variables
-            )
+            hosted = list(map(on_host, gradients, variables))
+            hosted = _in_state_dtype(hosted, variables)
 
             def step() -> list[tf.Tensor]:
                 changes = self._changes(accumulators.means(hosted), variables)
@@ -156,11 +156,8 @@ class HostOptimizer(Optimizer):
         # Call `once` before `tf.cond`, where each replica has its own graph.
         changes = self._placement.once("step", work)
         with tf.device(HOST):
-            tf.cond(
-                accumulators.is_full,
-                lambda: self._apply_changes(changes, variables),
-                lambda: None,
-            )
+            send = functools.partial(self._apply_changes, changes, variables)
+            tf.cond(accumulators.is_full, send, lambda: None)
 
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
@@ -170,18 +167,17 @@ class HostOptimizer(Optimizer):
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
-            if self.clipnorm or self.global_clipnorm or self.clipvalue:
-                gradients = clip(
-                    _in_state_dtype(gradients, variables),
-                    *(self.clipnorm, self.global_clipnorm, self.clipvalue),
-                    xla=False,
-                )
+            limits = self.clipnorm, self.global_clipnorm, self.clipvalue
+            if any(limits):
+                gradients = _in_state_dtype(gradients, variables)
+                gradients = clip(gradients, *limits, xla=False)
             rates = {
                 dtype: self._rate(tf.cast(rate, dtype), tf.cast(step, dtype))
                 for dtype in {state_dtype(v.dtype) for v in variables}
             }
             changes: list[tf.Tensor] = []
             large: list[tf.Tensor] = []
+            unsent = self._placement.unsent = {}
             pairs = zip(gradients, variables, strict=True)
             for gradient, variable in reversed(list(pairs)):
                 is_large = variable.shape.num_elements() >= _LARGE
@@ -192,8 +188,10 @@ class HostOptimizer(Optimizer):
                 if change is None:
                     continue
                 changes.append(change)
+                unsent[id(variable)] = change
                 if is_large:
                     large.append(change)
+            unsent.clear()  # The tensors would keep the graph alive.
         return changes
 
     def _apply_changes(
