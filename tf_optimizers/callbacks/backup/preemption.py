@@ -65,6 +65,7 @@ class Preemption:
         self._last: int | None = None
         self._decided = threading.Event()
         self._is_catching = False
+        self._leaving: int | None = None  # This process, if it is about to end.
 
     def begin(self) -> None:
         """Catch SIGTERM, and look for SIGTERM to other workers, from now on."""
@@ -73,7 +74,10 @@ class Preemption:
             _running.end()  # An exception ended the previous `fit`.
         _running = self
         is_main = threading.current_thread() is threading.main_thread()
-        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        handler = signal.getsignal(signal.SIGTERM)
+        is_default = handler is signal.SIG_DFL or isinstance(
+            getattr(handler, "__self__", None), Preemption
+        )
         self._is_catching = is_main and is_default
         self._caller = _caller_of("on_train_begin")
         if self._is_catching:
@@ -120,8 +124,9 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If `is_leaving`, the handler stays, because the launcher may send
-        SIGTERM to a worker that is about to exit.
+        If `is_leaving`, this process ignores SIGTERM from now on: the launcher
+        sends SIGTERM once another worker has exited, when this worker may still
+        run `finally` blocks and exit handlers.
         """
         global _running
         _running = None
@@ -133,7 +138,9 @@ class Preemption:
             self._thread.join()
             os.close(self._sender)
             os.close(self._receiver)
-        if self._is_catching and not is_leaving:
+        if is_leaving:
+            self._leaving = os.getpid()
+        elif self._is_catching:
             self.release()
             if self.is_asked:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -146,7 +153,8 @@ class Preemption:
     def _ask(self, _: int, frame: Any) -> None:
         if self._is_training(frame):
             self.is_asked = True
-        else:  # An exception has ended `fit` without `on_train_end`.
+        elif self._leaving != os.getpid():
+            # An exception has ended `fit` without `on_train_end`.
             self.release()
             os.kill(os.getpid(), signal.SIGTERM)
 
