@@ -1,9 +1,11 @@
 """SIGTERM ends a run after a backup; nothing is lost."""
 
 import contextlib
+import fcntl
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -236,6 +238,23 @@ def test_signal_to_a_child_that_starts_ends_the_child_alone():
         caught.end()
     assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_signals_arrive_if_many_files_are_open():
+    caught = Preemption(types.SimpleNamespace(workers=2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    own = os.pipe()
+    try:
+        caught._receiver = fcntl.fcntl(own[0], fcntl.F_DUPFD, 1024)
+        os.write(own[1], bytes([signal.SIGTERM]))
+        caught._caller = sys._getframe().f_code
+        caught._listen()
+    finally:
+        for file in (*own, caught._receiver):
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.is_asked
 
 
 def free_ports(count):

@@ -191,7 +191,9 @@ class Preemption:
 
     def _listen(self) -> None:
         """Wait for a signal, or for the next check of other workers."""
-        if select.select([self._receiver], [], [], _LOOKING_SECONDS)[0]:
+        poll = select.poll()  # `select.select` accepts no files from 1024 on.
+        poll.register(self._receiver, select.POLLIN)
+        if poll.poll(1000 * _LOOKING_SECONDS):
             signals = os.read(self._receiver, 4096)
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main or 0)
