@@ -223,13 +223,18 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code of the function on the stack that called `name`."""
+    """Return the code of the outermost function that called a `name`.
+
+    Between two functions of this name, there may be functions of a callback
+    that calls another callback.
+    """
     frame: Any = inspect.currentframe()
-    while frame.f_code.co_name != name:
+    caller = None
+    while frame is not None:
+        if frame.f_code.co_name == name:
+            caller = frame.f_back
         frame = frame.f_back
-    while frame.f_code.co_name == name:
-        frame = frame.f_back
-    return frame.f_code
+    return caller and caller.f_code
 
 
 def _release_in_child() -> None:
