@@ -275,6 +275,13 @@ def test_callback_may_call_the_backup_from_any_method():
     assert fit() is fit.__code__
 
 
+def test_workers_find_notes_after_one_has_trained_another_model_alone():
+    alone, together = (types.SimpleNamespace(workers=n) for n in (1, 2))
+    prefixes = [Preemption(g)._prefix for g in (together, alone, together)]
+    first, last = (int(prefixes[i].rpartition("/")[2]) for i in (0, -1))
+    assert last == first + 1
+
+
 def free_ports(count):
     """Return the first of `count` consecutive free ports."""
     for first in range(20000 + os.getpid() % 10000, 40000, count):

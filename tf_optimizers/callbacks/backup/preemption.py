@@ -58,7 +58,10 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        self._prefix = f"preemption/{next(_serial)}"
+        # A worker may also train other models alone.
+        self._prefix = (
+            f"preemption/{next(_serial)}" if group.workers > 1 else ""
+        )
         self._lock = threading.Lock()
         self._passed = 0
         self._is_at_end = self._has_stated = self._is_over = False
