@@ -385,6 +385,8 @@ def test_callback_is_called_without_other_workers(tmp_path):
     fit(make(), tmp_path, callback, stop, epochs=5)
     assert calls == [0, 1]
     assert inner.params["epochs"] == 5
+    untrained = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    untrained.predict(X, verbose=0, callbacks=[tfo.callbacks.ChiefOnly(inner)])
     # Hooks that the callback lacks stay Keras's, which it does not call.
     assert "on_train_batch_end" not in vars(callback)
     made = tfo.callbacks.ChiefOnly(lambda: inner)
@@ -396,6 +398,23 @@ def test_callback_is_called_without_other_workers(tmp_path):
         tfo.callbacks.ChiefOnly([inner])
     with pytest.raises(TypeError, match=message):
         tfo.callbacks.ChiefOnly(list).set_model(make())
+
+
+@pytest.mark.parametrize("verb", ["training", "evaluating", "predicting"])
+def test_chief_alone_cannot_stop(verb):
+    def stop(*_, **__):
+        setattr(model, f"stop_{verb}", True)
+
+    model = make()
+    callback = tfo.callbacks.ChiefOnly(
+        keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    )
+    callback.set_model(model)
+    callback._group = types.SimpleNamespace(
+        worker=0, workers=2, alone=contextlib.nullcontext
+    )
+    with pytest.raises(RuntimeError, match=f"All workers must stop {verb}"):
+        callback.on_epoch_end(0)
 
 
 def test_other_code_draws_the_same_as_without_a_tracker_that_starts():

@@ -11,6 +11,12 @@ import numpy as np
 
 from tf_optimizers.replicas import replicas_of
 
+# The attributes by which a callback stops `fit`, `evaluate` or `predict`.
+_STOPS = {
+    "stop_training": "stop training",
+    "stop_evaluating": "stop evaluating",
+    "stop_predicting": "stop predicting",
+}
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
 
 
@@ -97,17 +103,22 @@ class ChiefOnly(keras.callbacks.Callback):
     def _call(self, name: str, *args: Any, **kwargs: Any) -> None:
         if self._group.worker != 0:
             return
-        was_stopped = self.model.stop_training
+        before = self._stops()
         kind = type(self.callback).__name__
         with self._group.alone(f"`{kind}` in `ChiefOnly`"):
             getattr(self.callback, name)(*args, **kwargs)
-        is_stopped = self.model.stop_training and not was_stopped
-        if is_stopped and self._group.workers > 1:
+        new = [stop for stop in self._stops() if stop not in before]
+        if new and self._group.workers > 1:
             raise RuntimeError(
-                "All workers must stop training together. Received: "
-                f"`stop_training` from `{kind}` on the chief alone. Pass "
-                f"`{kind}` to `fit` on every worker, without `ChiefOnly`."
+                f"All workers must {_STOPS[new[0]]} together. Received: "
+                f"`{new[0]}` from `{kind}` on the chief alone. Pass `{kind}` "
+                "to Keras on every worker, without `ChiefOnly`."
             )
+
+    def _stops(self) -> list[str]:
+        """Return the attributes of the model that are set to stop it."""
+        # Keras sets each attribute only when its method first runs.
+        return [name for name in _STOPS if getattr(self.model, name, False)]
 
 
 @contextlib.contextmanager
