@@ -98,6 +98,29 @@ def test_failed_worker_is_restarted_with_all_others(launch, write):
     ]
 
 
+def test_workers_restart_after_the_watchdog_was_killed(launch, write):
+    script = write(
+        INDEX,
+        "launcher = os.getppid()\n"
+        "with open(f'/proc/{launcher}/task/{launcher}/children') as file:\n"
+        "    children = file.read().split()\n"
+        "if os.environ['TF_OPTIMIZERS_RESTART'] == '0':\n"
+        "    for pid in children:\n"
+        "        with open(f'/proc/{pid}/cmdline') as file:\n"
+        "            is_watchdog = file.read().endswith('watch\\0')\n"
+        "        if is_watchdog: os.kill(int(pid), signal.SIGKILL)\n"
+        "    time.sleep(0.5)\n"
+        "    sys.exit(3)\n"
+        "print('restarted')\n",
+    )
+    run = launch(
+        *("--workers", "1", "--max-restarts", "1"),
+        *("--restart-pause", "0", script),
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == b"[worker 0] restarted\n"
+
+
 def test_exit_code_after_all_restarts_is_that_of_the_last_start(launch, write):
     script = write(
         INDEX,

@@ -4,6 +4,7 @@ The launcher starts this file by its path, so that Python loads no other module
 of the package.
 """
 
+import contextlib
 import importlib
 import os
 import runpy
@@ -45,7 +46,8 @@ def work(
     """Run `python *command` in this process, now or after standing by."""
     # Register before the user's code can start processes, so that the watchdog
     # misses none.
-    os.write(lifeline, b"+%d\n" % os.getpid())
+    with contextlib.suppress(BrokenPipeError):  # The watchdog was killed.
+        os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:
         run_in_new_python(command)
