@@ -84,8 +84,8 @@ reports each failure and restart on stderr, in lines prefixed with
 (SIGHUP) on to all workers; a second Ctrl-C or SIGTERM kills all workers
 immediately. The processes that a worker has started end with the worker. So
 when the launcher returns, no process is left, except processes that have left a
-worker's session (`setsid`). If the launcher itself is killed, all workers are
-killed immediately.
+worker's process group (`setsid`, `timeout`). If the launcher itself is killed,
+all workers are killed immediately.
 
 Without `--cluster`, the launcher reserves the workers' ports from before the
 workers start until they have ended. Another program can take a reserved port
