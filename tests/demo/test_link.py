@@ -192,6 +192,21 @@ def test_probe_measures_the_link():
     assert 0.03 <= round_trip < 0.045
 
 
+def test_probe_of_a_fast_link_sends_few_bytes(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(probe, "_seconds", lambda _, n: sizes.append(n) or n)
+    probe.measure(Link(1e11, 0.0))
+    assert max(sizes) <= 1 << 27
+
+
+def test_probe_notices_a_broken_link():
+    ours, other = socket.socketpair()
+    with ours, other:
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(probe.LoopbackError, match="with 1 bytes left"):
+            probe._seconds(ours, 1)
+
+
 def test_machine_without_ports_is_explained(monkeypatch):
     probe.check_loopback()
 
@@ -209,6 +224,7 @@ def test_machine_without_ports_is_explained(monkeypatch):
         ("100 Mbit/s, 20 ms", Link(100e6, 0.02)),
         ("2.5 Gbit/s, 0.5 ms", Link(2.5e9, 0.0005)),
         ("64 kbit/s, 300 ms", Link(64e3, 0.3)),
+        ("1000000 Gbit/s, 0.00001 ms", Link(1e15, 1e-8)),
         ("none", NONE),
     ],
 )

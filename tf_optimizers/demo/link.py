@@ -30,6 +30,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,10 +61,16 @@ class Link(NamedTuple):
             key=lambda item: item[1],
             default=("kbit/s", 1e3),
         )
-        return f"{self.rate / size:g} {unit}, {1e3 * self.round_trip:g} ms"
+        milliseconds = _plain(1e3 * self.round_trip)
+        return f"{_plain(self.rate / size)} {unit}, {milliseconds} ms"
 
 
 NONE = Link()
+
+
+def _plain(number: float) -> str:
+    """Return a number as text without an exponent."""
+    return f"{Decimal(f'{number:.12g}'):f}"
 
 
 def parse_link(text: str) -> Link:

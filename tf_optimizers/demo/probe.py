@@ -10,6 +10,7 @@ from tf_optimizers.demo.link import LOCALHOST, Forwarder, Link
 
 ROUND_TRIPS = 20
 SECONDS = 0.5  # How long to send bytes at the link's rate.
+MOST_BYTES = 1 << 26  # A forwarder keeps all bytes on the link in memory.
 CHUNK = 1 << 16
 
 
@@ -43,7 +44,7 @@ def measure(link: Link) -> Link:
                 round_trip = statistics.median(
                     _seconds(connection, 1) for _ in range(ROUND_TRIPS)
                 )
-                size = int(SECONDS * link.rate / 8)
+                size = min(int(SECONDS * link.rate / 8), MOST_BYTES)
                 seconds = _seconds(connection, size) - round_trip
     return Link(8 * size / seconds, round_trip)
 
@@ -57,7 +58,14 @@ def _seconds(connection: socket.socket, size: int) -> float:
     else:
         sender.run()
     while left:
-        left -= len(connection.recv(min(left, CHUNK)))
+        received = len(connection.recv(min(left, CHUNK)))
+        if not received:
+            raise LoopbackError(
+                "A simulated link must forward all bytes. Received: the end of "
+                f"the connection, with {left} bytes left. See the error above, "
+                "or pass `--link none`."
+            )
+        left -= received
     return time.perf_counter() - start
 
 
