@@ -33,7 +33,8 @@ def test_effect_of_every_patch_is_tested(patch):
 def test_nothing_else_is_replaced():
     """Only `tf.random.shuffle` is, for a moment, under Keras before 3.16.
 
-    Attributes of `cls` are ours, and `ChiefOnly` sets its own attributes.
+    Attributes of `cls` are ours, `ChiefOnly` sets its own attributes, and
+    `Wrapper` sets public settings of its inner optimizer.
     """
     setting = re.compile(
         r"^\s*(?:setattr\((?!sys,|cls,)|(?:keras|tf|\w+_op)[\w.]*\.\w+ = )"
@@ -46,6 +47,7 @@ def test_nothing_else_is_replaced():
     ]
     assert sorted(found) == [
         ("chief_only.py", HOOKING),
+        ("inner.py", "setattr(optimizer.inner_optimizer, name, value)"),
         ("patches.py", SETTING),
         ("shuffles.py", "tf.random.shuffle = original"),
         ("shuffles.py", "tf.random.shuffle = shuffle"),
