@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_optimizers.replicas import replicas_of
 
-# The attributes by which a callback stops `fit`, `evaluate` or `predict`.
+# A callback sets one of these attributes of the model to stop its method.
 _STOPS = {
     "stop_training": "stop training",
     "stop_evaluating": "stop evaluating",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 import types
 
 import keras
@@ -89,6 +90,17 @@ def test_dead_worker_is_noticed(store):
     with pytest.raises(tf.errors.UnavailableError, match="task:2"):
         gather(timeout=1800.0)
     assert store.now <= 10
+
+
+def test_first_worker_that_accepts_no_note_is_noticed(store):
+    """A write to the store of a stopped worker does not end."""
+    is_back, written = threading.Event(), []
+    store.write = lambda *note: is_back.wait(20) and written.append(note)
+    store.dead.add(TASKS[0])
+    threading.Timer(5, is_back.set).start()
+    with pytest.raises(tf.errors.UnavailableError, match="task:0"):
+        gather(worker=2)
+    assert not written
 
 
 def test_long_wait_is_reported(store):

@@ -6,13 +6,13 @@ coordination service. The service needs no collective, and notices a dead
 worker.
 """
 
-import concurrent.futures
 import contextlib
 import itertools
 import json
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -129,10 +129,9 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     # Write and read at the same time, which takes one round trip.
-    with concurrent.futures.ThreadPoolExecutor(1) as writer:
-        written = writer.submit(coordination.write, f"{prefix}/{worker}", note)
-        answer = wait_for("all workers", "all", 0, until)
-        written.result()
+    finish_writing = _start_to_write(f"{prefix}/{worker}", note)
+    answer = wait_for("all workers", "all", 0, until)
+    finish_writing()
     if answer is None:
         # If the first worker was late, it is still waiting for other workers.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
@@ -140,6 +139,31 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         until += timeout + _LISTENING_SECONDS
         answer = wait_for("all workers", "all", 0, until)
     return [None] if answer is None else json.loads(answer)
+
+
+def _start_to_write(key: str, text: str) -> Callable[[], None]:
+    """Write a text in a thread; return a function that raises its error.
+
+    A write has no timeout, and blocks while the first worker is stopped or
+    cannot be reached. So the caller must not wait for the thread forever.
+    """
+    errors: list[tf.errors.OpError] = []
+
+    def write() -> None:
+        try:
+            coordination.write(key, text)
+        except tf.errors.OpError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+
+    def finish() -> None:
+        thread.join(_LISTENING_SECONDS)
+        if errors:
+            raise errors[0]
+
+    return finish
 
 
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
