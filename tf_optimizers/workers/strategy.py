@@ -230,9 +230,7 @@ class SparseMultiWorkerMirroredStrategy(
             reduction = Reduction(self)
             if step is None:
                 fn = unmarked(fn)
-                traced = (
-                    traced_by(fn) if self.num_replicas_in_sync > 1 else None
-                )
+                traced = traced_by(fn)
                 if traced is not None and tf.executing_eagerly():
                     return self._as_function(fn)(args, kwargs, options)
                 fn = without_padding(traced or fn, (args, kwargs or {}))

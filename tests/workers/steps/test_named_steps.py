@@ -296,3 +296,20 @@ def test_variables_made_outside_are_rejected(request, replicas, name, loops):
         else:
             model.fit(X, Y, verbose=0)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_one_replica_runs_a_function_that_updates(of_one_replica, is_traced):
+    with of_one_replica.scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+
+    @tf.function
+    def step():
+        optimizer.apply([tf.ones(2)], [variable])
+
+    def run():
+        of_one_replica.run(step)
+
+    (tf.function(run) if is_traced else run)()
+    np.testing.assert_array_equal(variable, [0.5, 1.5])
