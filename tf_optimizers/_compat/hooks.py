@@ -71,7 +71,8 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
 
     Raises:
         RuntimeError: If `call` has failed after it built some layers. In the
-            step, these layers would have the wrong shapes.
+            step, these layers could have the wrong shapes. With `run_eagerly`,
+            `call` may have failed because it needs values, so the step runs.
     """
     if not _has_custom_step(model):
         build()
@@ -83,7 +84,8 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
             build()
     except Exception as error:  # The user's code may raise any error.
         unbuilt = [each.name for each in layers_of(model) if not each.built]
-        if unbuilt and len(model.variables) > count:
+        is_partial = unbuilt and len(model.variables) > count
+        if is_partial and not model.run_eagerly:
             raise RuntimeError(
                 "A model must be built before `fit`, or its `call` must accept "
                 f"the data. Received: {model.name}, whose `call` has built "

@@ -11,6 +11,8 @@ X, Y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
 class Halves(keras.Model):
     """Its step calls it with two of four columns."""
 
+    columns = 2
+
     def __init__(self):
         super().__init__()
         self.first, self.last = keras.layers.Dense(3), keras.layers.Dense(1)
@@ -24,7 +26,7 @@ class Halves(keras.Model):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean((self(x[:, :2]) - y) ** 2)
+            loss = keras.ops.mean((self(x[:, : self.columns]) - y) ** 2)
         weights = self.trainable_weights
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
@@ -42,6 +44,16 @@ class FitsAtOnce(Halves):
 
     def inner(self, x):
         return super().inner(x @ keras.ops.eye(2))
+
+
+class NeedsValues(Halves):
+    """`call` needs the result of a layer that it has built."""
+
+    columns = 4
+
+    def inner(self, x):
+        x = super().inner(x)
+        return x if float(keras.ops.sum(x)) < 1e6 else -x
 
 
 class Wrong(Halves):
@@ -63,8 +75,8 @@ class Wrong(Halves):
         raise KeyError("a typo of the user")
 
 
-def fitted(model):
-    model.compile(keras.optimizers.SGD(0.1), run_eagerly=False)
+def fitted(model, run_eagerly=False):
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=run_eagerly)
     return model.fit(X, Y, verbose=0).history["loss"][0]
 
 
@@ -74,6 +86,14 @@ def test_step_builds_what_call_does_not(ours):
         loss = fitted(FitsAtOnce())
     keras.utils.set_random_seed(1)
     assert loss == pytest.approx(fitted(FitsAtOnce()), 1e-5)
+
+
+def test_eager_step_builds_what_call_cannot_without_values(ours):
+    with ours.scope():
+        keras.utils.set_random_seed(1)
+        loss = fitted(NeedsValues(), run_eagerly=True)
+    keras.utils.set_random_seed(1)
+    assert loss == pytest.approx(fitted(NeedsValues(), run_eagerly=True), 1e-5)
 
 
 def test_layers_built_for_other_data_are_an_error(ours):
