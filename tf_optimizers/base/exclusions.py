@@ -293,6 +293,7 @@ def _not_found(received: str, there: Sequence[str]) -> ValueError:
     return ValueError(
         "Variables that an optimizer's config excludes from weight decay must "
         f"be in the model. Received: an exclusion of {received}, for a model "
-        f"with {there}. Call `optimizer.build(model.trainable_variables)` "
-        "before you save the config; for another model, create a new optimizer."
+        f"with the variables {there}. Call "
+        "`optimizer.build(model.trainable_variables)` before you save the "
+        "config; for a different model, create a new optimizer."
     )

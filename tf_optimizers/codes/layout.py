@@ -124,6 +124,6 @@ class _SeveralTensors:
 
 
 def _first(rising: tf.Tensor, count: int) -> tf.Tensor:
-    """Return the first index of each number below `count`, for each row."""
+    """Return where in each row each number below `count` is, or would be."""
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

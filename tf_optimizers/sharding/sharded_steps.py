@@ -253,7 +253,7 @@ class ShardedSteps:
 
         Args:
             pieces: The pieces to send.
-            weights: The weights that this replica has stepped.
+            weights: The weights that this replica has updated.
             stepped: The position of any variable that was stepped. The first
                 owner of this variable sends state that belongs to no variable.
         """

@@ -132,7 +132,7 @@ class Slots:
 
 
 def _check_dtype(name: str, dtype: tf.DType) -> None:
-    """Raise if replicas cannot send a dtype."""
+    """Raise if replicas cannot exchange values of a dtype."""
     if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
         raise ValueError(
             "The state of an optimizer must be of a floating dtype, int32 or "

@@ -249,8 +249,8 @@ class SparseMultiWorkerMirroredStrategy(
         """Return a `tf.function` that runs another `tf.function` on replicas.
 
         A `tf.function` that a replica calls cannot update variables. So the
-        returned function calls the replicas instead, as under TensorFlow's
-        strategies.
+        returned `tf.function` calls `strategy.run` with the Python function, as
+        TensorFlow's strategies do.
         """
         if fn not in self._functions:
             given = weakref.ref(fn)  # Do not keep the key alive.

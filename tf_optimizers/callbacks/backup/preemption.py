@@ -68,7 +68,7 @@ class Preemption:
         self._last: int | None = None
         self._decided = threading.Event()
         self._is_catching = False
-        self._leaving: int | None = None  # This process, if it is about to end.
+        self._leaving: int | None = None  # The PID of a process about to end.
 
     def begin(self) -> None:
         """Catch SIGTERM, and look for SIGTERM to other workers, from now on."""

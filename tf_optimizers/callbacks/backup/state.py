@@ -114,7 +114,7 @@ class State:
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether the replicas' values add up to a variable's value."""
         # Keras leaves the aggregation of accumulators at "none". An accumulator
-        # on the host has another aggregation, since it already holds the sum.
+        # on the host has a different one, since it already holds the sum.
         # Only optimizers have accumulators, but a layer's variable may have the
         # same name.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (

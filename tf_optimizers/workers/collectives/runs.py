@@ -2,13 +2,13 @@
 
 When a step fails on a worker, this worker may be between two collectives, or
 may have updated only some weights. The other workers wait for this worker, or
-have gone on. They must not exchange values with this worker's next step. So
+have moved on. They must not exchange values with this worker's next step. So
 every run records its start and its end.
 
-Workers exchange some notes while a step runs. In a `tf.function`, TensorFlow
-runs this exchange in parallel, since no other operation needs the result. In
-eager mode, a background thread runs the exchange. The next exchange waits for
-the thread, so that all workers exchange in the same order.
+While a step runs, workers exchange notes about batches. In a `tf.function`,
+TensorFlow runs this exchange in parallel, since no other operation needs the
+result. In eager mode, a background thread runs the exchange. The next exchange
+waits for the thread, so that all workers exchange in the same order.
 """
 
 import atexit

@@ -137,7 +137,7 @@ def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
 
     Args:
         digests: The result of the function `digests`.
-        batch: A nest of tensors of any kind, and of None.
+        batch: A nest of tensors of any kind. Values may be None.
     """
     dtypes = [getattr(leaf, "dtype", None) for leaf in tf.nest.flatten(batch)]
     counts = counts_of_rows(batch)

@@ -105,7 +105,7 @@ def note_next(
 
 
 def has_rows(element: Any) -> tf.Tensor:
-    """Return whether an element has rows, or is not a batch."""
+    """Return whether all values have rows; True for an element of scalars."""
     counts = counts_of_rows(element)
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 

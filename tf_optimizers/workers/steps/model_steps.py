@@ -281,7 +281,7 @@ class Step:
                     f"if a replica has {rows} rows, and "
                     f"{problem or f'shape {found}'} if a replica has "
                     f"{rows + 1} rows. Return a number or the result of a "
-                    "metric, or use global batches of another size."
+                    "metric, or use a different global batch size."
                 ) from problem
             if length == rows + 1:
                 of_rows.add(i)
