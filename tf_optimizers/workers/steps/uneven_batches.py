@@ -209,8 +209,9 @@ def _synchronized(
     # Keras divides sums by this number.
     divisor = count + keras.backend.epsilon()
     context = tf.distribute.get_replica_context()
-    total = context.all_reduce("SUM", count) + keras.backend.epsilon()
-    common = context.all_reduce("SUM", mean * divisor) / total
+    total, means = context.all_reduce("SUM", [count, mean * divisor])
+    total += keras.backend.epsilon()
+    common = means / total
     squares = variance * divisor + count * tf.square(mean - common)
     return common, context.all_reduce("SUM", squares) / total
 
