@@ -6,16 +6,31 @@ import struct
 import pytest
 import real_workers
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore"),
+]
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_trackers_hold_one_run_with_the_history_of_fit(tmp_path, monkeypatch):
+
+@pytest.fixture
+def place(tmp_path):
+    """Return the address of MLflow's runs."""
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def client(place, tmp_path, monkeypatch):
+    """Return a client of MLflow; both trackers report nothing home."""
     pytest.importorskip("wandb")
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)  # For MLflow's files.
+    return mlflow.MlflowClient(place)
+
+
+def test_trackers_hold_one_run_with_the_history_of_fit(client, tmp_path):
     experiments = {}
     for name in ("all", "chief"):
         place = tmp_path / name
@@ -47,23 +62,15 @@ def test_trackers_hold_one_run_with_the_history_of_fit(tmp_path, monkeypatch):
             assert logged == history
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_restarted_script_continues_its_runs(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    mlflow = pytest.importorskip("mlflow")
-    place = f"sqlite:///{tmp_path}/mlflow.db"
+def test_restarted_script_continues_its_runs(
+    client, place, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.chdir(tmp_path)  # For MLflow's files.
     outcome = real_workers.run("resumed_trackers", tmp_path, 2, restarts=1)
     assert outcome.exit_code == 0, outcome.output[-5000:]
     assert "[launcher] Restart 1 of 1" in outcome.output
-    client = mlflow.MlflowClient(place)
     (run,) = client.search_runs(["0"])
     metrics = client.get_metric_history(run.info.run_id, "loss")
     assert [metric.step for metric in metrics] == [0, 1, 2]
