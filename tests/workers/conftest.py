@@ -1,6 +1,7 @@
 """The strategy that most tests of this folder run under."""
 
 import pytest
+import tensorflow as tf
 
 
 @pytest.fixture(scope="module")
@@ -12,3 +13,14 @@ def ours():
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == 2
     return strategy
+
+
+@pytest.fixture
+def optimized_graphs():
+    """Let TensorFlow optimize graphs, which short tests turn off."""
+    options = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": False}
+    )
+    yield
+    tf.config.optimizer.set_experimental_options(options)

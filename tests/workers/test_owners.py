@@ -2,21 +2,8 @@
 
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
 
 import tf_optimizers as tfo
-
-
-@pytest.fixture
-def optimized_graphs():
-    """Let TensorFlow optimize graphs, which short tests turn off."""
-    options = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": False}
-    )
-    yield
-    tf.config.optimizer.set_experimental_options(options)
 
 
 def test_an_owner_may_have_one_row_of_a_matrix(ours, optimized_graphs):

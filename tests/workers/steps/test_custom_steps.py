@@ -84,6 +84,60 @@ def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
 
 
+class Halves(keras.metrics.Metric):
+    """Returns the second half of a vector."""
+
+    def __init__(self):
+        super().__init__(name="halves")
+        self.total = self.add_weight(shape=(4,), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        both = tf.concat([y_true, y_pred], 1)
+        self.total.assign_add(tf.reduce_sum(both, 0))
+
+    def result(self):
+        return tf.split(self.total, 2)[1]
+
+
+class ReturnsVectors(custom_steps.Guide):
+    """Returns vectors of the same shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.halves = Halves()
+
+    def train_step(self, data):
+        x, y = data
+        error = y - self(x)
+        self.halves.update_state(y, error)
+        logs = super().train_step(data)
+        return logs | {
+            "squares": tf.reduce_mean(error**2, 0),
+            "sizes": tf.reduce_mean(tf.abs(error), 0),
+            "halves": self.halves.result(),
+        }
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.halves]
+
+
+def test_vectors_are_not_mixed_up(ours, optimized_graphs):
+    """TensorFlow takes another output of an operation to stack with itself."""
+
+    def fit():
+        keras.utils.set_random_seed(1)
+        model = custom_steps.compiled(ReturnsVectors())
+        x, y = custom_steps.X, custom_steps.Y
+        return model.fit(x, y, batch_size=3, shuffle=False, verbose=0).history
+
+    expected = fit()
+    with ours.scope():
+        found = fit()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
 def test_array_that_may_have_an_element_for_each_row_is_named(ours):
     with ours.scope():
         model = custom_steps.compiled(ReturnsArrays())

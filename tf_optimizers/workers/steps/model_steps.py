@@ -332,7 +332,7 @@ class Step:
             # A result may itself be a variable.
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(tf.identity, (value,))  # Give each replica a copy.
+            flat[i] = run(_copy, (value,))
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
@@ -372,6 +372,17 @@ def _weighted(weight: tf.Tensor, value: Any) -> Any:
 def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a value times a weight; 0 if the weight is 0, even for NaN."""
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def _copy(value: Any) -> tf.Tensor:
+    """Return a replica's copy of a value that all replicas have in common.
+
+    The copy is the first output of its operation. If all elements of a stack
+    are one value, TensorFlow's graph optimizer (2.21) stacks the first output
+    of the value's operation, whichever output the value is. It ignores
+    `tf.identity`. Keras stacks the values of replicas.
+    """
+    return tf.ensure_shape(value, value.shape)
 
 
 def _is_on_read(variable: Any) -> bool:
