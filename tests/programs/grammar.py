@@ -54,6 +54,7 @@ FEATURES = {
         **{"elsewhere": 1},
     },
     "seeded": {True: 3, False: 2},
+    "graphs": {"as traced": 3, "optimized": 1},
     # A script calls `fit`, has a custom loop, or counts sent values.
     "script": {"Keras": 14, "loop": 4, "conservation": 1},
     "args": dict.fromkeys(ARGS, 1),
@@ -540,6 +541,7 @@ def script_of(program, ideal):
     parts = [
         IMPORTS.format(strategy=strategy_of(program, ideal)),
         "keras.utils.set_random_seed(1)" if program["seeded"] else None,
+        OPTIMIZED if program["graphs"] == "optimized" else None,
         precision(program),
         data_text(program),
         *(
@@ -584,6 +586,9 @@ def some(data, rows):
     return tf.nest.map_structure(lambda array: array[:rows], data)"""
 
 
+OPTIMIZED = """tf.config.optimizer.set_experimental_options(
+    {"disable_meta_optimizer": False}
+)"""
 CHECKPOINT = """model.load_weights(folder / "checkpoint.weights.h5")
 seen["weights of a file"] = model.get_weights()"""
 

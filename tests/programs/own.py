@@ -188,7 +188,8 @@ RETURNED = {
     "bool": '"is fine": ops.all(ops.isfinite(ops.cast(y_pred, "float32")))',
     "by output": (
         '"by output": ops.mean(ops.square('
-        'ops.cast(y, "float32") - ops.cast(y_pred, "float32")), 0)'
+        'ops.cast(y, "float32") - ops.cast(y_pred, "float32")), 0), '
+        '"predicted": ops.mean(ops.cast(y_pred, "float32"), 0)'
     ),
 }
 SAM = """class Custom(keras.Model):

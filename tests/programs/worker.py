@@ -60,7 +60,6 @@ def set_up(devices):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(4)
     if "TENSORFLOW_DEFAULTS" not in os.environ:
-        leave_graphs_as_traced()
         leave_data_untuned()
         compile_in_fewer_passes()
     if "TF_CONFIG" not in os.environ and devices > 1:
@@ -76,6 +75,8 @@ def set_up(devices):
 def reset_process():
     """Restore the state of a new process."""
     sys.modules.pop("script", None)
+    if "TENSORFLOW_DEFAULTS" not in os.environ:
+        leave_graphs_as_traced()
     keras.utils.clear_session()
     keras.layers.Embedding = EMBEDDING  # Scripts may replace it.
     # Exclude remaining objects, such as imports, from garbage collection, which
