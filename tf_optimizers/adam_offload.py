@@ -127,6 +127,7 @@ class AdamOffload(HostOptimizer):
         "ZeRO-Offload", arXiv:2101.06840.
     """
 
+    is_elementwise = True  # See `ShardedState.is_elementwise`.
     _supports_jit = False  # XLA compiles for one device; a step uses two.
 
     def __init__(

@@ -296,6 +296,10 @@ def test_replicas_hold_parts_of_the_state(mirrored, make, owned):
         assert np.any(variable.numpy())
 
 
+class ElementwiseSGD(keras.optimizers.SGD):
+    is_elementwise = True
+
+
 @pytest.mark.parametrize("name", sharded_script.EVERY)
 def test_elementwise_optimizers_step_parts_as_the_whole(name):
     """All optimizers with `is_elementwise`, and no others."""
@@ -315,6 +319,21 @@ def test_elementwise_optimizers_step_parts_as_the_whole(name):
     parts = np.concatenate([stepped(slice(0, 3)), stepped(slice(3, 8))])
     is_equal = np.allclose(parts, whole, rtol=0, atol=1e-6)
     assert is_equal == tfo.ShardedState.is_elementwise(make())
+
+
+@pytest.mark.parametrize(
+    "base", [keras.optimizers.Adam, tfo.AdamOffload, ElementwiseSGD]
+)
+def test_subclasses_may_have_another_step(base):
+    class Normalized(base):
+        def update_step(self, gradient, variable, learning_rate):
+            gradient /= tf.norm(gradient)  # Needs all rows.
+            return super().update_step(gradient, variable, learning_rate)
+
+    assert tfo.ShardedState.is_elementwise(base(0.1))
+    assert not tfo.ShardedState.is_elementwise(Normalized(0.1))
+    Normalized.is_elementwise = True
+    assert tfo.ShardedState.is_elementwise(Normalized(0.1))
 
 
 @pytest.mark.parametrize(

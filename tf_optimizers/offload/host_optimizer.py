@@ -66,8 +66,6 @@ class HostOptimizer(Optimizer):
     subtract or, for a half-precision variable, the new value.
     """
 
-    is_elementwise = True  # See `ShardedState.is_elementwise`.
-
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         super().__init__(learning_rate, **kwargs)
         self._placement = OnHost()

@@ -46,8 +46,11 @@ class Piece(NamedTuple):
 
 def is_elementwise(optimizer: Any) -> bool:
     """Return whether an optimizer may step rows of a variable separately."""
-    known = type(optimizer) in _ELEMENTWISE
-    return bool(getattr(optimizer, "is_elementwise", known))
+    # Do not inherit the attribute: a subclass may have another step.
+    is_set = "is_elementwise" in vars(type(optimizer)) | vars(optimizer)
+    return bool(
+        optimizer.is_elementwise if is_set else type(optimizer) in _ELEMENTWISE
+    )
 
 
 def assign_owners(
