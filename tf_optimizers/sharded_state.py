@@ -24,7 +24,7 @@ from tf_optimizers.base.components import (
     backend_variable,
     own_component,
 )
-from tf_optimizers.base.exclusions import ENTRY, check_exclusions
+from tf_optimizers.base.exclusions import ENTRY
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import NAMES, Wrapper, check_new, check_part
 from tf_optimizers.base.optimizer import Optimizer
@@ -274,17 +274,6 @@ class ShardedState(Wrapper):
         config = super().get_config()
         keys = "name", "inner_optimizer", ENTRY, NAMES
         return {key: config[key] for key in keys if key in config}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> "ShardedState":
-        """Create an optimizer from its config."""
-        config = dict(config)
-        exclusions = check_exclusions(config.pop(NAMES, None), config)
-        optimizer = super().from_config(config, custom_objects)
-        optimizer._exclusions = exclusions
-        return optimizer
 
 
 def _check_inner(value: Any) -> None:

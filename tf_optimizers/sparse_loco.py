@@ -199,7 +199,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         )
         residual_decay = check_fraction("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
-        exclusions = sparse_loco_checks.check_arguments(kwargs)
+        sparse_loco_checks.check_arguments(kwargs)
         super().__init__(
             *(inner_optimizer, schedule, min_compress_size, value_dtype),
             sends_rows=False,
@@ -208,7 +208,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_ema(sync_every, self.use_ema)
         sparse_loco_checks.check_overlap(overlap, sync_every)
         watch_models()
-        self._exclusions = exclusions
         self.sync_every = sync_every
         self.residual_decay = residual_decay
         self.outer_learning_rate = outer_rate

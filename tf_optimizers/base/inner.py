@@ -18,6 +18,7 @@ from tf_optimizers._compat.strategies import (
     unconstrained,
 )
 from tf_optimizers.base.components import own_component
+from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
@@ -109,10 +110,14 @@ class Wrapper(Optimizer):
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "Wrapper":
         """Create an optimizer from its config."""
+        config = dict(config)
+        exclusions = check_exclusions(config.pop(NAMES, None), config)
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
-        return cls(**config | {"inner_optimizer": inner})
+        optimizer = cls(**config | {"inner_optimizer": inner})
+        optimizer._exclusions = exclusions
+        return optimizer
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:

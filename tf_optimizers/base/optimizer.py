@@ -244,10 +244,8 @@ class Optimizer(keras.optimizers.Optimizer):
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
         """Sum gradients over replicas, make the sums dense and clip them."""
-        return clip(
-            densify(replicas_of().sum(gradients), variables),
-            *(self.clipnorm, self.global_clipnorm, self.clipvalue),
-        )
+        total = densify(replicas_of().sum(gradients), variables)
+        return clip(total, self.clipnorm, self.global_clipnorm, self.clipvalue)
 
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]

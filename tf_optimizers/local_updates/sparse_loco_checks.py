@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import strategy_of
 from tf_optimizers.base.components import backend_variable
-from tf_optimizers.base.exclusions import Exclusions, check_exclusions
-from tf_optimizers.base.inner import NAMES, check_new, check_part
+from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.checks import check_unused
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -38,17 +37,10 @@ _ABSOLUTE = tuple(
 )
 
 
-def check_arguments(arguments: dict[str, Any]) -> Exclusions:
-    """Raise if an argument belongs to the inner optimizer.
-
-    Returns:
-        The exclusions from weight decay, which are removed from `arguments`.
-        The config of `SparseLoCo` stores them, since the config of the inner
-        optimizer does not.
-    """
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise if an argument belongs to the inner optimizer."""
     hint = "Pass it to the inner optimizer."
     check_unused("SparseLoCo", arguments, dict.fromkeys(INNER_ARGUMENTS, hint))
-    return check_exclusions(arguments.pop(NAMES, None), arguments)
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> None:
