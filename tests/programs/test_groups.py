@@ -33,8 +33,15 @@ def test_processes_that_a_program_started_end_with_the_group(group, tmp_path):
     """A pool may not have been closed."""
     held = tmp_path / "held"
     os.mkfifo(held)
-    command = f"sleep 20 > {held}"
-    group.run(f"subprocess.Popen({command!r}, shell=True)", limit=60)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    script = f"""output = open({str(held)!r}, "wb")
+subprocess.Popen(["sleep", "20"], stdout=output)
+output.write(b"started")
+output.close()"""
+    group.run(script, limit=60)
     started = time.monotonic()
-    held.read_text()  # Until no process can write to it.
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as written:
+        # It ends when no process can write to it.
+        assert written.read() == b"started"
     assert time.monotonic() - started < 10
