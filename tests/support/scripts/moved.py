@@ -113,10 +113,10 @@ EFFECTS = {
         "bool(np.isclose(result, np.mean((predicted() - y) ** 2), 1e-5, 0))",
         True,
     ),
-    "keras.optimizers.schedules.CosineDecay(0.001, 900, "
+    "keras.optimizers.schedules.CosineDecay(0.001, 1, alpha=1.0, "
     "warmup_target=0.001 * size, warmup_steps=100)": (
-        "[round(float(result(step)), 6) for step in (0, 50, 100)]",
-        [0.001, 0.0015, 0.002],
+        "[round(float(result(step)), 6) for step in (0, 50, 100, 900)]",
+        [0.001, 0.0015, 0.002, 0.002],
     ),
     "keras.callbacks.LearningRateScheduler("
     "lambda epoch, rate: rate / 10 if epoch == 2 else rate)": (
