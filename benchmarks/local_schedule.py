@@ -6,8 +6,9 @@ A candidate's sparsity follows from its bytes: how many times fewer it sends
 than a run that exchanges dense float32 gradients in every step. First, short
 runs of one seed compare all candidates on the text. Long runs then compare the
 best one with the inner optimizer alone ("dense"), with more and fewer bytes,
-and with the stages that `for_steps` sets for gradients. `local_simulation.py`
-trains; learning rates are chosen as in study.py.
+and with the stages that `for_steps` sets for gradients. Runs of ten times as
+many steps have their own models. `local_simulation.py` trains; learning rates
+are chosen as in study.py.
 
 Everything is compressed here, also the smallest variables. Bytes are those of
 one large variable, as in run_bytes.py.
@@ -38,7 +39,6 @@ from tf_optimizers.compression.sparsity_schedule import (
 )
 from tf_optimizers.demo.results import write_json
 
-EPOCHS = 3  # As many as the longest run needs.
 NARROW = 64  # The width of the transformer.
 RATES = [2.0**k for k in range(-9, -4)]
 TUNING_SEED = 10_001
@@ -46,6 +46,9 @@ BUDGET = 1000
 # Multiples of all rounds, so that a run ends with one. Of the search: steps and
 # the seed.
 STEPS, SEARCH = 3240, (1200, 0)
+LONG = 10 * STEPS
+# As many as a run needs.
+EPOCHS = {STEPS: 3, LONG: 30}
 # "early" and "late" send `MORE` times as much in a quarter of the run.
 QUARTER, MORE = 4, 3
 
@@ -169,25 +172,34 @@ COMPARED = (
 )
 
 
+LONG_COMPARED = tuple(
+    Candidate(30, OUTER_RATE, "int2", fewer=fewer) for fewer in (1000, 5000)
+)
+
+
 class Model(NamedTuple):
-    """A task, a network, and how many workers share a batch."""
+    """A task, a network, how many workers share a batch, and the steps."""
 
     task: Task
     workers: int = 2
+    steps: int = STEPS
 
 
 def narrow(task: Task, read: Callable[[], str]) -> Task:
     """Return a task with a network that trains faster."""
     make_model = partial(make_transformer, read, NARROW)
-    return dataclasses.replace(task, make_model=make_model, epochs=EPOCHS)
+    return dataclasses.replace(task, make_model=make_model)
 
 
 TEXT, CODE = narrow(TASKS["text"], manual), narrow(TASKS["code"], sources)
-SEARCHED = "text, 2 workers"
+SEARCHED, SEARCHED_LONG = "text, 2 workers", "text, 2 workers, long"
 MODELS = {
     SEARCHED: Model(TEXT),
     "code, 2 workers": Model(CODE),
     "text, 4 workers": Model(TEXT, 4),
+    SEARCHED_LONG: Model(TEXT, 2, LONG),
+    "text, 4 workers, long": Model(TEXT, 4, LONG),
+    "code, 2 workers, long": Model(CODE, 2, LONG),
 }
 
 
@@ -196,7 +208,8 @@ class Bench:
 
     def __init__(self, path: pathlib.Path, name: str) -> None:
         self._path, self.document = path, results.load(path)
-        task, workers = MODELS[name]
+        task, workers, steps = MODELS[name]
+        task = dataclasses.replace(task, epochs=EPOCHS[steps])
         self._task = task
         self._simulations = {
             count: Simulation(task.make_model(), count)
@@ -207,21 +220,22 @@ class Bench:
             name, {"trials": [], "runs": {}}
         )
         if workers > 2:  # The same, dense.
-            dense = self.document["models"][SEARCHED]
+            other = SEARCHED if steps == STEPS else SEARCHED_LONG
+            dense = self.document["models"][other]
             self.result["trials"] = dense["trials"]
-            runs = self.result["runs"].setdefault(str(STEPS), {})
-            runs[DENSE] = dense["runs"][str(STEPS)][DENSE]
+            runs = self.result["runs"].setdefault(str(steps), {})
+            runs[DENSE] = dense["runs"][str(steps)][DENSE]
         self.result |= {
             "parameters": self._simulations[1].model.count_params(),
             "batch_size": task.batch_size,
             "workers": workers,
         }
 
-    def tune(self, steps: int) -> None:
+    def tune(self, steps: int, rates: list[float]) -> None:
         """Find the learning rate of the lowest validation loss, dense."""
         trials = self.result["trials"]
         done = [trial["learning_rate"] for trial in trials]
-        for rate in RATES:
+        for rate in rates:
             if rate not in done:
                 trials.append(self._train(None, steps, TUNING_SEED, rate))
                 write_json(self.document, self._path)
@@ -306,15 +320,27 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
                 bench.train(key, arguments, STEPS, seed)
 
 
+def compare_long(bench: Bench, seeds: int) -> None:
+    """Train the best schedule in long runs, with two numbers of bytes."""
+    for seed in range(seeds):
+        bench.train(DENSE, None, LONG, seed)
+        for each in LONG_COMPARED:
+            bench.train(each.name, each.arguments(LONG), LONG, seed)
+
+
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS, seeds=3)
     arguments = parser.parse_args()
     for name in arguments.models:
         bench = Bench(arguments.output, name)
-        bench.tune(SEARCH[0])
-        if name == SEARCHED:
-            search(bench)
-        compare(bench, name, arguments.seeds)
+        if MODELS[name].steps == LONG:
+            bench.tune(LONG, RATES[:3])  # Longer runs need lower rates.
+            compare_long(bench, arguments.seeds)
+        else:
+            bench.tune(SEARCH[0], RATES)
+            if name == SEARCHED:
+                search(bench)
+            compare(bench, name, arguments.seeds)
         print(tables.local_schedule(name, bench.result), end="\n\n")
 
 
