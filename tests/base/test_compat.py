@@ -43,7 +43,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.hooks import call_first
+from tf_optimizers._compat.hooks import insert_callback
 from tf_optimizers._compat.keras_internals import (
     VARIABLES,
     global_seed,
@@ -283,7 +283,7 @@ def test_keras_still_sets_the_model_of_callback_lists(monkeypatch):
     class Ours(Note):
         pass
 
-    call_first(Ours, lambda model: model.name == "chosen")
+    insert_callback(Ours, lambda model: model.name == "chosen")
     data = tf.zeros([2, 1])
     for name in ("chosen", "other"):
         layers = [keras.Input((1,)), keras.layers.Dense(1)]

@@ -1,4 +1,7 @@
-"""Hooks into Keras's models, callbacks and loss scaling; see `patches.py`."""
+"""Replaces methods of Keras's models, callbacks and loss scaling.
+
+`patches.py` lists the replaced methods, and the reasons.
+"""
 
 import functools
 import warnings
@@ -25,21 +28,20 @@ def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
     failed: Callable[[tf.distribute.Strategy], None] = lambda _: None,
 ) -> None:
-    """Let Keras build models from the specification of the data, from now on.
+    """Make Keras build models from the type of the data, permanently.
 
-    Without this hook, Keras draws a batch before `fit` and `evaluate`, and
-    builds the model from the batch's mean over replicas. As a result, a
-    generator loses batches, workers draw different batches in advance, and data
-    that cannot be averaged raise an error.
+    Keras itself draws a batch before `fit` and `evaluate`, and builds the model
+    from the batch's mean over replicas. So a generator would lose this batch,
+    and data that cannot be averaged would raise an error.
 
     If a model has no `call`, or if `call` does not accept the data of a custom
     step, the first step builds the model, as Keras does without a strategy.
 
     Args:
         is_for: Called with a strategy; returns whether models under this
-            strategy are built from specifications.
+            strategy are built from the type of the data.
         failed: Called with the strategy if a model cannot be built from a batch
-            that a script passes, for example to `train_on_batch`.
+            that the user passes, for example to `train_on_batch`.
     """
 
     def build_from_batch(
@@ -64,15 +66,16 @@ def build_from_specs(
 
 
 def _build(model: keras.Model, build: Callable[[], None]) -> None:
-    """Build a model; if it has a custom step, only if `call` accepts the data.
+    """Build a model. For models with a custom step, ignore errors of `call`.
 
-    A custom step may call the model with other data. If `call` is wrong, the
-    step raises the same error.
+    A custom step may call the model with other data. If `call` itself is wrong,
+    the step raises the same error.
 
     Raises:
-        RuntimeError: If `call` has failed after it built some layers. In the
-            step, these layers could have the wrong shapes. With `run_eagerly`,
-            `call` may have failed because it needs values, so the step runs.
+        RuntimeError: If the ignored error comes after `call` has built some
+            layers, since these layers may have the wrong shapes. Not with
+            `run_eagerly`: then `call` may fail only because symbolic tensors
+            have no values.
     """
     if not _has_custom_step(model):
         build()
@@ -90,8 +93,8 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
                 "A model must be built before `fit`, or its `call` must accept "
                 f"the data. Received: {model.name}, whose `call` has built "
                 f"some layers, but not {', '.join(unbuilt)}, because of "
-                f"{type(error).__name__}: {error} Correct `call`, or build "
-                "the model in the scope, such as by a call with a batch."
+                f"an error ({type(error).__name__}: {error}). Correct `call`, "
+                "or build the model in the scope by calling it with a batch."
             ) from error
 
 
@@ -104,7 +107,7 @@ def _has_custom_step(model: keras.Model) -> bool:
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
-    """Return a symbolic tensor, or None if the specification has no shape."""
+    """Return a symbolic tensor of a type, or None if the type has no shape."""
     if isinstance(spec, values.PerReplicaSpec):
         spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
@@ -113,14 +116,14 @@ def _symbol(spec: Any) -> keras.KerasTensor | None:
     return keras.KerasTensor(spec.shape, dtype)
 
 
-def call_first(
+def insert_callback(
     kind: type[keras.callbacks.Callback],
     is_for: Callable[[keras.Model], bool],
 ) -> None:
-    """Insert a callback before all other callbacks of a model, from now on.
+    """Make Keras call a callback before a model's other callbacks, permanently.
 
-    Models and optimizers of Keras cannot add callbacks. `fit`, `evaluate` and
-    `predict` create a `CallbackList` and set its model. At that moment, the
+    Keras's models and optimizers cannot add callbacks. But `fit`, `evaluate`
+    and `predict` create a `CallbackList` and set its model. At that moment, the
     hook inserts the callback.
 
     Args:
@@ -138,7 +141,7 @@ def call_first(
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
-    """Call `check(model)` before a model is saved, from now on."""
+    """Make Keras call `check(model)` before it saves a model, permanently."""
 
     def save(
         original: Callable, self: keras.Model, *args: Any, **kwargs: Any
@@ -151,22 +154,22 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 
 
 @functools.cache
-def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
-    """Let `jit_compile="auto"` mean `False` for some models, from now on.
+def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
+    """Make `jit_compile="auto"` mean `False` for some models, permanently.
 
-    Keras resolves "auto" in `compile`, and checks only whether layers support
-    XLA. An explicit `jit_compile` is unchanged. A custom `compile` may call
-    `super().compile()` first, and set the optimizer later. So the hooks check
-    the optimizer again when Keras makes a step.
+    Keras resolves "auto" in `compile`, and checks only whether the layers
+    support XLA. A custom `compile` may set the optimizer after
+    `super().compile()`, so the optimizer is checked again when Keras makes a
+    step. An explicit `jit_compile` is not changed.
 
     Args:
-        is_refused: Called with a model; returns whether its optimizer cannot
-            run under XLA. Not called on machines that have only CPUs.
+        cannot_use_xla: Called with a model; returns whether the model's
+            optimizer fails under XLA. Not called on machines with only CPUs.
     """
 
     def resolve(original: Callable, self: Any) -> bool:
         object.__setattr__(self, _IS_ASKED, True)
-        return original(self) and not is_refused(self)
+        return original(self) and not cannot_use_xla(self)
 
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
@@ -176,7 +179,7 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):
                 return value
-            return not is_refused(self)
+            return not cannot_use_xla(self)
 
         def assign(self: Any, value: Any) -> None:
             is_auto = vars(self).pop(_IS_ASKED, False)
@@ -185,8 +188,8 @@ def choose_xla(is_refused: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks one of the names, a step under XLA raises an error with
-    # advice.
+    # If Keras lacks one of the names, nothing is replaced: a step under XLA
+    # then raises an error with advice.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
@@ -202,14 +205,14 @@ _IS_AUTO = "_tfo_jit_compile_is_auto"
 def agree_on_overflow() -> None:
     """Make all replicas skip the same steps in dynamic loss scaling.
 
-    Keras (3.15) tests whether gradients are finite before they are summed.
-    Under strategies with merge calls, Keras tests only the first replica's
-    gradients. Under other strategies, each replica tests its own gradients, and
-    the step runs inside a `tf.cond`, which cannot assign to `iterations`, even
-    with one replica.
+    Keras (3.15) tests whether gradients are finite before the replicas sum
+    them. Under strategies with merge calls, such as `MirroredStrategy`, Keras
+    tests only the first replica's gradients. Under other strategies, each
+    replica tests only its own gradients. There, the step also runs inside a
+    `tf.cond`, and cannot assign to `iterations`.
 
-    `compile` itself wraps optimizers in `LossScaleOptimizer`, so a subclass
-    would not be used. Instead, this function replaces a method of
+    `compile` itself wraps optimizers in `LossScaleOptimizer`, so Keras would
+    not use a subclass. Instead, this function replaces a method of
     `LossScaleOptimizer`. Without a strategy, nothing changes.
     """
 
@@ -226,7 +229,8 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # Keras looks up `_tf_apply` after `build`, so `build` may install a hook.
+    # An optimizer may call this function in `build`, since Keras looks up
+    # `_tf_apply` only after `build`.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 
@@ -244,8 +248,8 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # All replicas run inside one branch, so they may exchange values
-            # and assign to variables there.
+            # A single branch surrounds all replicas, so they may exchange
+            # values and assign to variables.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,
                 args=(grads, variables),

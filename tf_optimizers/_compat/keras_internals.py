@@ -24,8 +24,8 @@ def with_hooks(cls: type) -> type:
     - `_saved_as()`, which returns the optimizer to save: `self`, or another
       optimizer in its place;
     - `_variables_name`, the name of the list of variables in checkpoints;
-    - `_check_name(name)`, which raises if the entry `name` of a checkpoint must
-      not be read.
+    - `_check_name(name)`, which raises if the optimizer must not read the entry
+      `name` of a checkpoint.
     """
     for name, hook in HOOKS.items():
         setattr(cls, name, hook)
@@ -58,8 +58,8 @@ def _set_averages(self: Any, averages: list[Any]) -> None:
 
 
 def _learning_rate(self: Any) -> Any:
-    # Keras's method calls every schedule with the number of micro-batches. The
-    # public `learning_rate` returns the result of this method.
+    # The public `learning_rate` returns the result of this method. Keras's
+    # version calls every schedule with the number of micro-batches.
     if getattr(self._learning_rate, "counts_updates", False):
         return self._learning_rate(self.iterations)
     return keras.optimizers.Optimizer._get_current_learning_rate(self)
@@ -68,8 +68,8 @@ def _learning_rate(self: Any) -> Any:
 def _children(
     self: Any, save_type: str = "checkpoint", **kwargs: Any
 ) -> dict[str, Any]:
-    # In checkpoints, attributes have the names that this method returns. There
-    # is no public way to change the names.
+    # This method returns the names of attributes in checkpoints. There is no
+    # public way to change the names.
     if self._saved_as() is not self:
         return self._saved_as()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
@@ -83,8 +83,8 @@ def _children(
 def _dependency(
     self: Any, name: str, cached_dependencies: dict[str, Any] | None = None
 ) -> Any:
-    # TensorFlow passes `cached_dependencies` only to restore a checkpoint. It
-    # looks up all names of the checkpoint before it restores any value.
+    # TensorFlow passes `cached_dependencies` only to restore a checkpoint, and
+    # looks up all names before it restores any value.
     if cached_dependencies and self._saved_as() is not self:
         return self._saved_as()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
@@ -107,9 +107,9 @@ HOOKS = {
 def unchanged_in_cond(error: Exception) -> Exception:
     """Make `keras.ops.cond` keep the message of an error; return the error.
 
-    Dynamic loss scaling runs the step inside `keras.ops.cond`, which would add
-    "Exception encountered when calling Cond.call()" and its arguments to the
-    message.
+    Dynamic loss scaling runs the step inside `keras.ops.cond`. This function
+    would otherwise add "Exception encountered when calling Cond.call()" and a
+    list of arguments to the message.
     """
     vars(error)["_keras_call_info_injected"] = True
     return error
@@ -138,9 +138,9 @@ def variable_index(optimizer: Any, variable: Any) -> int:
 
 
 def variable_key(optimizer: Any, variable: Any) -> str:
-    """Return the key that a variable and its components on replicas share."""
-    # Under a strategy, `update_step` gets the component on a replica. Only this
-    # private method finds the component's variable.
+    """Return a key that is the same for a variable and its components."""
+    # Under a strategy, `update_step` gets a replica's component of a variable.
+    # Only this private method finds the variable.
     return optimizer._var_key(variable)
 
 
@@ -151,7 +151,10 @@ def built_variables(optimizer: Any) -> list[Any]:
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
-    """Return the variables given to `build`, once, without overwritten ones."""
+    """Return the distinct variables given to `build` that the optimizer steps.
+
+    Variables that gradients overwrite (float8 scales) are left out.
+    """
     return [
         variable
         for variable in distinct(built_variables(optimizer))
@@ -167,7 +170,7 @@ def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
 
 def micro_steps(optimizer: Any) -> tf.Tensor:
     """Return the number of calls of `apply`, one for each micro-batch."""
-    # The public `iterations` counts updates: this number divided by
+    # The public `iterations` is this number divided by
     # `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
 
@@ -205,10 +208,9 @@ def add_replica_variable(
 ) -> keras.Variable:
     """Add a variable, initially 0, with a separate value on every replica.
 
-    Outside of replicas, a read returns the sum over replicas, and an assigned
-    value is divided among the replicas. Keras's `add_variable` cannot create
-    such a variable, and only a private method adds it to the optimizer's
-    variables.
+    The variable has the shape and devices of `reference`. Outside of replicas,
+    a read returns the sum over replicas, and an assigned value is divided by
+    the number of replicas. Keras's `add_variable` cannot create such variables.
     """
     value = backend_variable(reference)
     with (
@@ -229,16 +231,17 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin at `epoch`, or at its `initial_epoch` if None."""
-    # A callback cannot change the arguments of `fit`, but Keras reads this
-    # attribute after `on_train_begin`, for its own `BackupAndRestore`.
+    """Make `fit` begin at `epoch`; None means the argument `initial_epoch`."""
+    # A callback cannot change the arguments of `fit`. But after
+    # `on_train_begin`, Keras reads this attribute for its own
+    # `BackupAndRestore`.
     model._initial_epoch = epoch
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras would not create the variables before it traces
-    # the first step.
+    # Without a strategy, Keras creates these variables only when it traces the
+    # first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch
@@ -247,7 +250,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return the value or, for an optional, its content or None."""
+    """Return a value, or the content of an optional; None if it is empty."""
     # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value
@@ -263,8 +266,8 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
     """Return the distinct instances of a class among a model's attributes.
 
-    The search includes attributes of the model's layers, and the elements of
-    lists, tuples and dicts.
+    The search includes the attributes of layers, and the elements of lists,
+    tuples and dicts.
     """
     found: list[Any] = []
     for layer in (model, *layers_of(model)):

@@ -1,4 +1,4 @@
-"""Variables whose rows are owned by different replicas."""
+"""Defines variables whose rows are owned by different replicas."""
 
 import weakref
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 Rows: TypeAlias = slice | EllipsisType
 
 
-# TensorFlow's class of variables that are reduced when read has no public name.
+# TensorFlow has no public name for the class of variables that a read reduces.
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, every worker reads the whole value: the sum over
-    replicas, where each replica contributes zeros for the rows of other
-    replicas. When a value is assigned or restored, each replica keeps only its
-    own rows.
+    Outside of replicas, every worker reads the whole value. TensorFlow computes
+    this value as a sum over replicas, in which each replica has zeros in the
+    rows that it does not own. When a value is assigned or restored, each
+    replica keeps only its own rows.
 
     Attributes:
         own_name: The variable's name, if it differs from the components' name.
@@ -44,7 +44,7 @@ class OwnedVariable(values.SyncOnReadVariable):
 
 
 class _Component(LazyZeros):
-    """A replica's component, which stores only the replica's own rows."""
+    """A replica's component of an `OwnedVariable`; stores only its own rows."""
 
     def __init__(
         self, *, own: tf.Variable | None, rows: slice, **options: Any
@@ -60,7 +60,7 @@ class _Component(LazyZeros):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign to the replica's own rows."""
+        """Assign the replica's own rows of a value of the whole variable."""
         written = None
         if self.own is not None:
             value = tf.convert_to_tensor(value, self.dtype)
@@ -93,8 +93,8 @@ def owned_variable(
 
     Args:
         strategy: The strategy of the variable.
-        devices: The devices of this process's replicas, for the components.
-        rows: The rows that each of these replicas owns, or None for no rows.
+        devices: The device of each replica of this process.
+        rows: The rows that each replica of this process owns; None for no rows.
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
@@ -128,20 +128,20 @@ def owned_variable(
 
 
 def own_rows(component: tf.Variable) -> tf.Variable:
-    """Return the variable with the rows that a component's replica owns.
+    """Return a plain variable with the rows that a component's replica owns.
 
-    If the replica owns no rows, any use of the result raises an error.
+    If the replica owns no rows, any use of the returned object raises an error.
     """
     own = getattr(component, "own", component)
-    return _Elsewhere() if own is None else own
+    return _UnownedState() if own is None else own
 
 
-def is_here(component: tf.Variable) -> bool:
+def owns_rows(component: tf.Variable) -> bool:
     """Return whether a component's replica owns any rows of the variable."""
     return getattr(component, "own", component) is not None
 
 
-class _Elsewhere:
+class _UnownedState:
     """Stands for state that another replica owns; any use raises an error."""
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +158,7 @@ class _Elsewhere:
 
 
 def array_of(component: tf.Variable) -> np.ndarray:
-    """Return a component's value, with zeros in rows of other replicas."""
+    """Return a component's value, with zeros in the rows of other replicas."""
     if not isinstance(component, _Component):
         return component.numpy()
     # NumPy's zeros take no memory until they are written.
@@ -170,7 +170,7 @@ def array_of(component: tf.Variable) -> np.ndarray:
 
 # TensorFlow's class of variables without a value has no public name.
 class Copy(resource_variable_ops.UninitializedVariable):
-    """A copy of some rows of a variable, which takes memory only during a step.
+    """A copy of some rows of a variable; takes memory only during a step.
 
     Optimizers treat the copy as a component of the variable.
     """
@@ -195,7 +195,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
 
     def free(self) -> None:
         """Free the memory of the value."""
-        # The placeholder hides the static shape, which TensorFlow would compare
-        # with the shape of the variable.
+        # The placeholder hides the shape [0] from TensorFlow, which would
+        # compare it with the shape of the variable.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

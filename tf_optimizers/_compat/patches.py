@@ -16,10 +16,10 @@ import tensorflow as tf
 
 
 class Patch(NamedTuple):
-    """Names that are replaced for one reason.
+    """Functions that are replaced for one reason.
 
     Attributes:
-        names: The full names.
+        names: The full names of the functions.
         features: The features that need the replacement, as users know them.
         why: The shortcoming of the original.
         without: The failure that users would see without the replacement.
@@ -55,8 +55,8 @@ PATCHES = (
         features=(STRATEGY,),
         why="A Keras optimizer created outside of the scope must be moved into "
         "the strategy before it creates variables.",
-        without="Such an optimizer fails: strategies must not be nested.",
-        until="Keras moves it itself, or has a hook before the first `build`.",
+        without="The optimizer fails, since strategies cannot be nested.",
+        until="Keras moves optimizers, or has a hook before the first `build`.",
         test="workers/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
     ),
     Patch(
@@ -72,7 +72,7 @@ PATCHES = (
         names=("keras.Model._make_function",),
         features=(STRATEGY,),
         why="Keras passes a model's step to the strategy, without the model. "
-        "Neither a lambda or decorated step nor a batch refers to the model.",
+        "A lambda or a decorated step does not refer to the model.",
         without="Such a step trains with N times the gradient, and local steps "
         "wait for the network.",
         until="Keras also passes the model to the strategy.",
@@ -117,8 +117,8 @@ PATCHES = (
             "keras.Model.export",
         ),
         features=(LOCAL_STEPS, STRATEGY),
-        why="Keras opens the file, which deletes its old content, before it "
-        "asks an optimizer for its state. It reads one replica's statistics.",
+        why="Keras deletes the old file before it asks an optimizer for its "
+        "state, and saves the statistics of one replica.",
         without="If saving fails, the old file is lost. Workers save different "
         "statistics.",
         until="Keras asks for the state before it opens the file.",
@@ -217,7 +217,8 @@ PATCHES = (
         ),
         features=(STRATEGY,),
         why="A custom step passes a metric the mean over its replica's rows, "
-        "not their number. A replica without rows must change no metric.",
+        "without the number of rows. A replica without rows must change no "
+        "metric.",
         without="The mean is over replicas, not over rows.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
@@ -233,12 +234,9 @@ NAMES = {
 
 
 def check_names(feature: str) -> None:
-    """Raise if a feature has to replace a name that does not exist.
+    """Raise if a feature has to replace a function that does not exist.
 
-    Call this function before any name is replaced.
-
-    Raises:
-        RuntimeError: If a name does not exist.
+    Call this check before any function is replaced.
     """
     if missing := _missing(feature):
         raise RuntimeError(
@@ -250,10 +248,11 @@ def check_names(feature: str) -> None:
 
 
 def replace(key: str, make: Callable[[Any], Any]) -> None:
-    """Replace a name that is listed in `PATCHES`.
+    """Replace a function or property that is listed in `PATCHES`.
 
-    Each caller uses `functools.cache`, so that it replaces a name only once. If
-    several callers replace the same name, the last replacement is called first.
+    Callers use `functools.cache`, so that each replacement is made only once.
+    If several callers replace the same name, the last replacement is called
+    first.
 
     Args:
         key: The last two parts of the name, such as "CallbackList.set_model".
@@ -268,7 +267,7 @@ def hook(key: str, function: Callable) -> None:
     """Replace a function or method that is listed in `PATCHES`.
 
     Args:
-        key: The last two parts of the name, as for `replace`.
+        key: The last two parts of the name, such as "CallbackList.set_model".
         function: Called with the original, and with the arguments of the call;
             returns the result of the call.
     """
@@ -284,7 +283,7 @@ def hook(key: str, function: Callable) -> None:
 
 
 def has_names(feature: str) -> bool:
-    """Return whether all names that a feature replaces exist."""
+    """Return whether all functions that a feature replaces exist."""
     return not _missing(feature)
 
 

@@ -1,4 +1,4 @@
-"""Shows moving averages where Keras's private code expects them."""
+"""Shows the moving averages of weights to `keras.callbacks.SwapEMAWeights`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,26 +11,29 @@ _AVERAGES = "_model_variables_moving_average"
 
 
 def averages_of(optimizer: Any) -> list[Any]:
-    """Return the averages of `use_ema`, with None for overwritten variables."""
-    # The package's optimizers keep their averages in `_averages`. In these
-    # optimizers, Keras's attribute may show other averages.
+    """Return an optimizer's moving averages (`use_ema`) of its variables.
+
+    The average is None for a variable that gradients overwrite (a float8
+    scale).
+    """
+    # Optimizers of this package keep their averages in `_averages`, and may
+    # show other averages in Keras's attribute.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
 
 def show_averages(optimizer: Any, inner: Any) -> None:
-    """Let `SwapEMAWeights` find an optimizer's averages.
+    """Make an inner optimizer show the averages of its outer `optimizer`.
 
-    If an optimizer has an `inner_optimizer`, as a `LossScaleOptimizer` does,
-    the callback reads the averages of the inner optimizer. So this function
-    makes `inner` show the averages of `optimizer`.
+    `SwapEMAWeights` reads the averages of the `inner_optimizer` if there is
+    one, as in a `LossScaleOptimizer`.
     """
     # Not `setattr`: Keras tracks assigned attributes.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
 
 
 class _AveragesOf:
-    """An iterable that looks up an optimizer's averages in each iteration."""
+    """An iterable over an optimizer's current averages."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -42,15 +45,15 @@ class _AveragesOf:
 class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
-    The callback itself finds the inner optimizers of a `LossScaleOptimizer` or
-    a `MultiOptimizer`, but no optimizers inside of these.
+    The callback itself finds only the inner optimizers of a
+    `LossScaleOptimizer` or a `MultiOptimizer`, at the first level.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing: the inner optimizer notes the gradients itself."""
+        """Do nothing: the inner optimizer notes its own gradients."""
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""
@@ -60,8 +63,8 @@ class InnerAverages:
 class WholeAverages:
     """Shows sharded averages to `SwapEMAWeights` as whole averages.
 
-    The callback adds, subtracts and assigns averages on every replica. An
-    iteration reads one average at a time, as a sum over replicas.
+    The callback computes with whole averages on every replica. An iteration
+    gathers only one average at a time.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -74,7 +77,7 @@ class WholeAverages:
         return self._averages[index]
 
     def __iter__(self) -> Iterator[Any]:
-        # Imported here: the module is not needed without a strategy.
+        # Import here, since only strategies need this module.
         from tensorflow.python.distribute import values
 
         for average in self._averages:

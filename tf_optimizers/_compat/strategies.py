@@ -2,7 +2,7 @@
 
 An optimizer, its step count and its learning rate belong to the strategy whose
 scope was active when the optimizer was created. If no scope was active, the
-step count is a plain variable, and all replicas would count their steps there.
+step count is a plain variable, which every replica would increment.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     strategy = _strategy_of(variables)
     if strategy is _default_strategy() or is_adopted(optimizer):
         return
-    # Keras has no setter. An optimizer first uses its strategy in `build`, so
-    # nothing has used the default strategy yet.
+    # Keras has no setter. The change is safe, since an optimizer does not use
+    # its strategy before `build`.
     optimizer._distribution_strategy = strategy
     # Leave out variables of an inner optimizer, which is adopted separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
@@ -47,8 +47,8 @@ def bring_in(
     outside = made_outside(strategy, variables)
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
-            # References to the Keras variable stay valid. There is no public
-            # way to replace only its TensorFlow variable.
+            # Replace only the TensorFlow variable inside, so that references to
+            # the Keras variable stay valid. There is no public way.
             variable._initialize(variable.numpy())
 
 
@@ -85,10 +85,10 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Adopt Keras optimizers that are built under a strategy, from now on.
+    """Make Keras optimizers built under a strategy join it, permanently.
 
     All Keras optimizers call `build` of the base class before they add
-    variables.
+    variables, so this function replaces only this `build`.
 
     Args:
         is_for: Called with the current strategy; returns whether to adopt
@@ -102,7 +102,7 @@ def adopt_optimizers_of_keras(
     ) -> None:
         strategy = tf.distribute.get_strategy()
         if strategy is _default_strategy():
-            # The model may have been made outside of the optimizer's scope.
+            # The model may have been made outside of the optimizer's strategy.
             strategy = strategy_of(optimizer)
         if is_for(strategy):
             check(strategy, variables)
@@ -142,15 +142,15 @@ def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Leave the strategy of a replica temporarily.
+    """Let the code in this context run outside of the replica's strategy.
 
     Args:
         optimizers: Keras optimizers that also leave the strategy.
         variables: Pairs of a Keras variable and its component on this replica.
             The component temporarily replaces the variable's value.
     """
-    # TensorFlow keeps the current strategy on this stack. There is no public
-    # way to leave a strategy temporarily.
+    # TensorFlow keeps the current strategy on this stack, and has no public way
+    # to leave a strategy temporarily.
     mode = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(mode)
     try:
@@ -169,7 +169,7 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return attributes that disable constraints, for `replaced`.
+    """Return the attributes that `replaced` must set to disable constraints.
 
     Args:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
@@ -184,13 +184,13 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return an attribute that sets a learning rate, for `replaced`."""
+    """Return the attribute that `replaced` must set to change the rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return attributes that copy the name of `other`, for `replaced`."""
+    """Return the attributes that `replaced` must set to copy `other`'s name."""
     # Keras has no setters for a variable's name and path.
     return [
         (variable, "_name", other.name),
@@ -200,7 +200,7 @@ def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[Attribute]) -> Iterator[None]:
-    """Replace the values of attributes temporarily."""
+    """Replace the values of attributes in this context."""
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
             # Not `setattr`: Keras tracks assigned attributes.

@@ -23,8 +23,8 @@ def in_xla() -> bool:
 def eager_context() -> Any:
     """Return the object that holds TensorFlow's devices and functions.
 
-    The object has no public name. Tests may replace the object, to start with
-    other devices.
+    The object has no public name. A test can replace the object to start
+    TensorFlow with other devices.
     """
     return context.context()
 
@@ -46,9 +46,9 @@ def add_to_graphs(name: str, value: Any) -> None:
 def convert(function: Callable) -> Callable:
     """Convert a function with AutoGraph, if AutoGraph is enabled here.
 
-    TensorFlow's strategies convert the function that they call on replicas. If
-    this function wraps the user's function, the wrapper must convert the user's
-    function.
+    TensorFlow's strategies convert only the function that they call on
+    replicas. A wrapper around the user's function must convert the user's
+    function itself.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(
@@ -105,8 +105,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: For each further argument of `function`, a sequence of this
-            replica's tensors, one per variable.
+        *args: The further arguments of `function`, each as a sequence with one
+            tensor of this replica per variable.
     """
 
     def placed(component: tf.Variable, *values: Any) -> None:
@@ -115,9 +115,9 @@ def update_each(
             function(component, *values)
 
     def update(strategy: Any, *args: Any) -> None:
-        # Inside `extended.update`, every variable stands for its component on
-        # the device. So a custom `update_step` may also assign to other
-        # variables.
+        # Inside `extended.update`, each of the strategy's variables stands for
+        # its component on the device. So a custom `update_step` may also assign
+        # to other variables.
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(variable, placed, args=values, group=False)
 
@@ -177,8 +177,8 @@ def switch_across_replicas(
         return
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
-        # A reduction needs values in the branch's graph and on the replica's
-        # device, and `tf.identity` copies the gradients there.
+        # `tf.identity` copies the gradients to the graph of the branch and the
+        # device of the replica, where a reduction needs them.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -200,15 +200,14 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable that reads as zeros, without memory, until it gets a value.
+    """A variable of zeros that takes no memory until it gets another value.
 
-    Before that, checkpoints save zeros, and assigning or restoring zeros
-    allocates no memory. Call `allocate` before an operation that uses the
-    variable's handle.
+    Checkpoints save zeros, and restoring zeros takes no memory either. Call
+    `allocate` before an operation that uses the variable's handle.
     """
 
     def has_value(self) -> tf.Tensor:
-        """Return whether the variable has a value, which takes memory."""
+        """Return whether the variable has a value that takes memory."""
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:
@@ -248,8 +247,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
             return tf.identity(value) if read_value else done
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # All reads call this method, except reads by kernels, which use the
-        # handle.
+        # All reads call this method, except kernels that read from the handle.
         read = super()._read_variable_op
 
         def zeros() -> tf.Tensor:
@@ -267,9 +265,9 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 
 @contextlib.contextmanager
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
-    """Create variables as `LazyZeros`, and ignore their initial values.
+    """Create variables as `LazyZeros` of a shape, and ignore initial values.
 
-    A strategy still creates one variable for each replica.
+    A strategy still creates one component for each replica.
     """
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.hooks import call_first, check_saving
+from tf_optimizers._compat.hooks import check_saving, insert_callback
 from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
 from tf_optimizers.local_updates.sparse_loco_checks import (
@@ -27,8 +27,8 @@ _FEWEST_ROUNDS = 100
 def watch_models() -> None:
     """Make Keras call the callbacks below for models with `SparseLoCo`."""
     check_names(LOCAL_STEPS)
-    call_first(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
-    call_first(CommonWeights, lambda model: bool(local_steppers(model)))
+    insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
+    insert_callback(CommonWeights, lambda model: bool(local_steppers(model)))
     check_saving(_check_saved)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.keras_internals import is_overwritten
-from tf_optimizers._compat.owned import is_here, own_rows
+from tf_optimizers._compat.owned import own_rows, owns_rows
 from tf_optimizers._compat.tensorflow_internals import (
     call_across_replicas,
     in_xla,
@@ -274,7 +274,7 @@ def _by_device(variables: Iterable[Any]) -> dict[str, int]:
     sizes = {"device": 0, "host": 0}
     for variable in variables:
         # A replica holds some rows of sharded state, or none.
-        for copy in map(own_rows, filter(is_here, components(variable))):
+        for copy in map(own_rows, filter(owns_rows, components(variable))):
             device = "host" if is_host(copy.device) else "device"
             sizes[device] += copy.shape.num_elements() * copy.dtype.size
     return sizes

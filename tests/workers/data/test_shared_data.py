@@ -268,7 +268,9 @@ def test_values_with_more_rows_than_others_are_refused(is_static):
     def second_part(*batch):
         return batch_splits.split(batch, range(1, 2), 2)[0]
 
-    message = "same number of rows.*2.* 8.*for each row of the others, reshape"
+    message = (
+        "same number of rows.*2.* 8.*for each row of the other values, reshape"
+    )
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as raised:
         next(iter(tf.data.Dataset.zip(few, many).map(second_part)))
     assert re.search(message, str(raised.value), re.DOTALL)

@@ -1,1 +1,1 @@
-"""Private names of TensorFlow and Keras that only the strategy depends on."""
+"""Wraps private names of TensorFlow and Keras that only `workers` needs."""

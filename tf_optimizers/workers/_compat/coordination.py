@@ -13,8 +13,8 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Return whether TensorFlow has started.
 
-    After the start, collectives cannot be configured, and TensorFlow's own
-    error gives no advice.
+    A strategy that is created later cannot configure collectives, and
+    TensorFlow's own error gives no advice.
     """
     return context.context()._context_handle is not None
 
@@ -33,7 +33,7 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
 
 
 def write(key: str, text: str) -> None:
-    """Write a text that all processes can read by its key.
+    """Write a text under a key, so that all processes can read the text.
 
     Use a key only once. This call has no timeout.
     """
@@ -41,11 +41,11 @@ def write(key: str, text: str) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the text of a key, or None if it is not written in time.
+    """Return the text of a key, or None if no process writes one in time.
 
     Args:
         key: The key.
-        timeout: The seconds to wait for the text.
+        timeout: The longest wait for the text, in seconds.
     """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))

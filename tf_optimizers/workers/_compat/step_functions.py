@@ -1,4 +1,4 @@
-"""Finds the model of a step, and the step's Python function."""
+"""Finds the model and the Python function of a step that Keras runs."""
 
 import functools
 import types
@@ -15,19 +15,19 @@ _STEPS = ("train_step", "test_step")
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
-    """Return the weights of a loss's elements, 0 for masked elements."""
-    # Keras's function that broadcasts weights and mask has no public name.
+    """Return sample weights for a loss's elements, 0 for masked elements."""
+    # Keras has no public function that combines weights and a mask.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )
 
 
 class ModelStep:
-    """A function that Keras runs as the step of a model.
+    """A function that Keras runs as a model's step, together with the model.
 
     Args:
         model: The model.
-        function: The step: any function of a batch.
+        function: The step, such as the model's `train_step`.
     """
 
     def __init__(self, model: keras.Model, function: Callable) -> None:
@@ -46,13 +46,13 @@ def mark_steps(
 ) -> None:
     """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
-    A step that is a lambda, or that a decorator returns, does not refer to its
-    model, and may have any name. So a `ModelStep` refers to the model.
+    A `ModelStep` refers to the model. The step alone may not: it may be a
+    lambda, or a function that a decorator returns.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
-        with_rounds: Called with a model and the train function that Keras made
-            for the model; returns the train function to use.
+        with_rounds: Called with a model and its train function; returns the
+            train function to use instead.
     """
 
     def make_function(
@@ -73,15 +73,15 @@ def mark_steps(
 def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     """Return the model of a step, the step's function, and the step's kind.
 
-    `fit` and `evaluate` run a `ModelStep`, and custom loops run a method.
-    `predict` runs a function of Keras that refers to the model. Any of these
-    functions may be wrapped.
+    `fit` and `evaluate` run a `ModelStep`. Custom loops run a method of the
+    model. `predict` runs a function of Keras that refers to the model. Any of
+    these functions may be wrapped.
 
     Returns:
         None if the function is not a step. The kind is "train_step",
-        "test_step" or "predict_step", whatever the name of the function is. If
-        the step is a `tf.function`, its Python function is returned, since a
-        `tf.function` that a replica calls cannot update variables.
+        "test_step" or "predict_step", even if the function has another name.
+        For a `tf.function`, the returned function is its Python function: a
+        `tf.function` cannot update variables when a replica calls it.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -104,8 +104,8 @@ def _wrapped(function: Any) -> Iterator[Any]:
 def _model_of_step(function: Any) -> keras.Model | None:
     """Return the model of a method that is a step, None for other functions.
 
-    A method of a model is a step if the method has the name of a step, or if
-    an attribute with the name of a step holds the method.
+    A model's method is a step if it is named `train_step` or `test_step`, or if
+    it is assigned to one of these attributes.
     """
     owner = getattr(function, "__self__", None)
     # TensorFlow binds methods to an object that has the model as `target`.
@@ -119,10 +119,10 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return how a model uses a step: as "train_step" or "test_step".
+    """Return the attribute that holds a step: "train_step" or "test_step".
 
-    If neither attribute of the model is the step, as for the step of a base
-    class, the name of the function decides.
+    If neither attribute of the model holds the step, the function's name
+    decides. For example, the step may belong to a base class.
 
     Args:
         model: The model.
@@ -175,7 +175,7 @@ def _untraced(function: Any) -> Callable:
 
 
 def _model_of_predict(function: Callable) -> keras.Model | None:
-    """Return the model of Keras's predict function; None for others."""
+    """Return the model of Keras's predict function, None for other objects."""
     if getattr(function, "__module__", None) != keras.Model.predict.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()

@@ -1,1 +1,1 @@
-"""Checks between steps that workers agree, and watches them during steps."""
+"""Checks that workers agree between steps, and finds deadlocks in steps."""

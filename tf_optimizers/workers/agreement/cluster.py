@@ -1,4 +1,4 @@
-"""Checks the description of a cluster, and the versions on its workers."""
+"""Checks a cluster's description, and the package versions of its workers."""
 
 import json
 import os
@@ -29,11 +29,11 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Check and return a cluster resolver; None reads `TF_CONFIG`.
+    """Check and return a cluster resolver; None means that of `TF_CONFIG`.
 
-    An evaluator exchanges nothing with workers, so it gets a resolver without a
-    cluster. Its `TF_CONFIG` may list only the workers, as in TensorFlow's
-    documentation.
+    An evaluator exchanges nothing with workers, so this function returns a
+    resolver without a cluster. The evaluator's `TF_CONFIG` may list only the
+    workers, as in TensorFlow's documentation.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -57,7 +57,7 @@ def check_cluster(resolver: Any) -> Any:
 def check_in_time(resolver: Any) -> None:
     """Raise if TensorFlow has already started without this cluster.
 
-    Once TensorFlow has started, all strategies must have the same cluster.
+    A process cannot join a cluster later, or change the cluster.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -90,8 +90,8 @@ def restore_sigterm() -> None:
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
     else:
-        # Only the main thread can set handlers. A forked process has only a
-        # main thread.
+        # Only the main thread can set handlers. In a forked process, the only
+        # thread is the main thread.
         restore_in_forks(_restore_handler)
 
 
@@ -116,7 +116,7 @@ def check_options(options: Any) -> Any:
 
 
 def _check_tf_config(text: str) -> None:
-    """Raise if `TF_CONFIG` breaks a rule that TensorFlow does not check."""
+    """Raise if `TF_CONFIG` does not have the form that TensorFlow expects."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -146,7 +146,7 @@ def _check_tf_config(text: str) -> None:
 
 
 def _check_jobs(cluster: dict[str, Any]) -> None:
-    """Raise if a cluster breaks a rule that TensorFlow does not check."""
+    """Raise if a job is unknown, or an address is malformed or repeated."""
     unknown = sorted(set(cluster) - set(_JOBS))
     _require(
         not unknown, f"The jobs of a cluster must be among {_JOBS}", unknown
@@ -184,7 +184,7 @@ def versions() -> dict[str, str]:
     """Return the versions that must be the same on all workers, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Leave out Python's patch number: patch releases only fix errors.
+    # Leave out Python's patch version, since patch releases only fix errors.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,
@@ -206,7 +206,7 @@ def check_versions(statements: Sequence[dict[str, Any]]) -> None:
 
 
 def text_hash() -> int:
-    """Return a hash that depends on the worker's hash seed."""
+    """Return a hash that depends on this process's hash seed."""
     return hash("tf_optimizers")
 
 
@@ -217,9 +217,9 @@ def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
     """
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
-            "All workers should have the same hash seed: otherwise the order "
-            "of a set of strings, and of a vocabulary made from it, differs "
-            "between workers. Received: different hash seeds. Set the "
+            "All workers should have the same hash seed: otherwise a set of "
+            "strings, or a vocabulary made from one, has a different order on "
+            "each worker. Received: different hash seeds. Set the "
             "environment variable PYTHONHASHSEED to the same number, such as "
             "0, on all workers, before Python starts.",
             stacklevel=4,  # The line that creates the strategy.

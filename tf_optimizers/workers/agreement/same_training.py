@@ -41,12 +41,13 @@ def check_same_optimizer(
     """Raise unless all workers have the same optimizer and variables.
 
     Otherwise workers would wait for each other forever in the first step, or
-    train on different weights, as when only some workers find a checkpoint.
+    train different weights. For example, a worker may have found no checkpoint.
     """
     parts = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
-        # The step count of `ShardedState` is that of its inner optimizer.
+        # A wrapper such as `ShardedState` may count no steps. Its inner
+        # optimizer does.
         step = max(int(micro_steps(part)) for part in parts)
         weights = {}
         # In a round of local steps, weights differ intentionally.
@@ -74,7 +75,8 @@ def check_same_optimizer(
 def _digests_of(strategy: Any, variable: Any) -> list[str]:
     """Return the digests of a variable's values on this worker's replicas.
 
-    A variable that is created in the first step has no values yet.
+    The list is empty for a variable that the first step creates, since the
+    variable has no values yet.
     """
     return digests(
         copy.numpy()
@@ -91,10 +93,10 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _without_names(settings: Any) -> Any:
-    """Return settings without the names of optimizers and inner optimizers.
+    """Return a nest of settings without the entries called "name".
 
-    Keras numbers optimizers in the order of their creation, which may differ
-    between workers.
+    Keras numbers the names of optimizers in the order of creation, which may
+    differ between workers.
     """
     if isinstance(settings, (list, tuple)):
         return [_without_names(each) for each in settings]
@@ -112,11 +114,11 @@ def check_same_training(
     weights: Sequence[Any],
     assigned: Sequence[Any],
 ) -> None:
-    """Raise unless all workers made the same statement about a model.
+    """Raise unless a model's weights and rates are the same on all workers.
 
     A callback may set a weight or the learning rate on one worker only. A step
-    may assign to a weight, without an optimizer, a value computed from a
-    replica's rows. Workers then differ permanently, and no step detects the
+    may compute a weight from its replica's rows, and assign it without an
+    optimizer. Workers then differ permanently, and no step detects the
     difference.
 
     Args:
@@ -132,8 +134,8 @@ def check_same_training(
         "the weights and the learning rate after an epoch",
         statements,
         hint,
-        # Errors show paths, but paths are not compared: a path depends on the
-        # number of models that a worker has created.
+        # Show paths, but do not compare them: a path depends on the number of
+        # models that a worker has created.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
 
@@ -152,7 +154,7 @@ def compared_weights(model: keras.Model) -> list[Any]:
 def statement_of(
     strategy: Any, model: keras.Model, weights: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return digests of weights, learning rates and step counts, by name."""
+    """Return a model's learning rates, step counts and digests of weights."""
     return _rates_of(model) | {
         f"weight {i}": _digests_of(strategy, weight)
         for i, weight in enumerate(weights)
@@ -160,7 +162,7 @@ def statement_of(
 
 
 def _rates_of(model: keras.Model) -> dict[str, str | int]:
-    """Return rates and step counts, by name, of optimizers except wrappers."""
+    """Return the rates and step counts of all optimizers except wrappers."""
     found: dict[str, str | int] = {}
     parts = [each for each in every_optimizer(model) if not is_wrapper(each)]
     for i, each in enumerate(parts):

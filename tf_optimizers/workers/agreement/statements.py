@@ -28,7 +28,7 @@ _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Seconds until every worker has read the statements of all workers.
+# Seconds in which every worker reads the statements of all workers.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -44,7 +44,7 @@ def gather_statements(
     hint: str = START_THE_SAME,
     rule: str | None = None,
 ) -> list[Any]:
-    """Return the statements of all workers, in the order of workers.
+    """Exchange statements between workers; return them in worker order.
 
     Every worker must make the same calls, in the same order. The first worker
     collects the statements, and sends them to all workers.
@@ -52,15 +52,15 @@ def gather_statements(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         subject: The subject of the statement, for errors.
-        statement: A nest of JSON values. Other values are replaced by the name
-            of their class.
+        statement: This worker's statement, a nest of JSON values. Other values
+            are replaced by the name of their class.
         hint: The end of an error: advice if a worker does not make this call.
         rule: The beginning of an error. Defaults to `None`: all workers must
             reach the subject.
 
     Raises:
         RuntimeError: If a worker makes no statement in time, or makes a
-            statement about another subject; or within `acting_alone`.
+            statement about another subject. Also within `acting_alone`.
         tf.errors.OpError: If a worker has died.
     """
     if strategy.extended.workers == 1:
@@ -95,7 +95,7 @@ def gather_statements(
 
 @contextlib.contextmanager
 def acting_alone(name: str) -> Iterator[None]:
-    """Raise an error if the code in this context gathers statements."""
+    """Make `gather_statements` raise an error in this context."""
     _alone.append(name)
     try:
         yield
@@ -104,7 +104,7 @@ def acting_alone(name: str) -> Iterator[None]:
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Return the notes of all workers, with None for a worker without a note.
+    """Exchange texts between workers; return None in place of a missing text.
 
     If the first worker does not answer, return `[None]`.
     """
@@ -128,12 +128,12 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         if serial:  # All workers are here, and have read the previous notes.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    # Write and read at the same time, which takes one round trip.
+    # Write and read in parallel, so that both take one round trip.
     finish_writing = _start_to_write(f"{prefix}/{worker}", note)
     answer = wait_for("all workers", "all", 0, until)
     finish_writing()
     if answer is None:
-        # If the first worker was late, it is still waiting for other workers.
+        # If the first worker has started late, it still waits for others.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS
@@ -142,10 +142,11 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 
 
 def _start_to_write(key: str, text: str) -> Callable[[], None]:
-    """Write a text in a thread; return a function that raises its error.
+    """Write a text in a thread; return a function that waits for the write.
 
-    A write has no timeout, and blocks while the first worker is stopped or
-    cannot be reached. So the caller must not wait for the thread forever.
+    The returned function raises the error of the write. A write has no timeout,
+    and blocks while the first worker is stopped or cannot be reached. So the
+    returned function waits only for some seconds.
     """
     errors: list[tf.errors.OpError] = []
 
@@ -167,7 +168,7 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 
 
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
-    """Return the text that a task writes, or None when time is up."""
+    """Return the text that a task writes under a key, or None after `until`."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()
@@ -175,7 +176,7 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         if text is not None or left <= _ASKING_SECONDS:
             return text
         coordination.check_alive(task, ANSWERING_SECONDS)
-        if time.monotonic() > patience:  # Python shows the warning once.
+        if time.monotonic() > patience:  # Python shows a warning only once.
             warnings.warn(warning, stacklevel=2)
 
 
@@ -212,8 +213,9 @@ def check_equal(
 
 
 def raise_together(message: str) -> None:
-    """Wait until all workers call this function, then raise the error."""
-    # Worker 0 hosts the store, and must not end while other workers read it.
+    """Wait until all workers call this function, then raise an error."""
+    # Worker 0 hosts the key-value store, so it must not end while other workers
+    # read from the store.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
         coordination.meet(key, _LISTENING_SECONDS)

@@ -48,12 +48,13 @@ class Watchdog:
         self._place = f"tf_optimizers/watchdog/{extended.number}"
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
-        self._seen: list[list[int]] = []  # The progress at the last look.
-        # By index in `_seen`: the time of the last change, the position that
-        # this worker has published, and the last position at which the next
-        # worker was the same.
+        self._seen: list[list[int]] = []  # The progress at the last check.
+        # The keys of these dictionaries are indices of `_seen`.
+        # The time of the last progress.
         self._since: dict[int, float] = {}
+        # The position that this worker has published.
         self._written: dict[int, list[int]] = {}
+        # The last position that was the same on the next worker.
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:
@@ -67,8 +68,8 @@ class Watchdog:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            # `[:4]` omits the state: one worker may already have ended the
-            # collective.
+            # `[:4]` leaves out the state, which differs if only one worker has
+            # ended the collective.
             elif now[0] and now[:4] != self._agreed.get(i):
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
@@ -143,11 +144,11 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            # Do not wait forever: a write has no timeout, and blocks once the
-            # host of the store, worker 0, is gone.
+            # Do not wait forever: the thread may write to the store. A write
+            # has no timeout, and blocks once worker 0, the host, is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # `end` also runs at exit, when a thread that is still inside TensorFlow
-    # would crash.
+    # `end` also runs at exit. A thread that still ran TensorFlow then would
+    # crash the process.
     weakref.finalize(extended, end)

@@ -1,1 +1,1 @@
-"""Exchanges values between replicas, in few messages and in one order."""
+"""Exchanges values between replicas in few messages, and in a fixed order."""

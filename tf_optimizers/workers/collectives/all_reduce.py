@@ -35,13 +35,14 @@ from tf_optimizers.workers.collectives.message import (
 
 
 class SparseCollectiveAllReduce(CollectiveAllReduce):
-    """Runs collectives that pack sparse and dense values of several dtypes.
+    """Packs sparse and dense values of several dtypes into few collectives.
 
     TensorFlow's own collectives need three all-gathers per `IndexedSlices`, and
     cannot pack different dtypes. The results are the same, except that no row
     occurs twice in `IndexedSlices`. Two replicas often have gradients of the
-    same row, for example of a position embedding. Keras's optimizers would
-    square each of these gradients separately, instead of their sum.
+    same row, for example of a position embedding. If this row occurred twice,
+    Keras's optimizers would square both gradients separately, instead of their
+    sum.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # TensorFlow calls this in a graph, in `merge_call` and in eager mode.
-        # In a graph, TensorFlow (2.21) leaves out the strategy's options.
+        # When TensorFlow (2.21) calls this method in a graph, it does not pass
+        # the strategy's options.
         options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
@@ -88,7 +89,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_all_gather(self, *args: Any) -> Any:
-        # TensorFlow gathers in a `tf.function`, and fails if it runs eagerly.
+        # TensorFlow gathers in a `tf.function`, and fails if this runs eagerly.
         are_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(False)
         try:
@@ -104,10 +105,10 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         options: Any,
         reduce_op: Any = tf.distribute.ReduceOp.SUM,
     ) -> tuple[list[Entries], list[Any]]:
-        """Return the entries of all replicas, and the reduced values.
+        """Gather entries from all replicas, and reduce other values.
 
         Args:
-            entries: This replica's entries.
+            entries: This replica's `Entries`, such as compressed gradients.
             values: This replica's tensors and `IndexedSlices`.
             replica_id: The replica's local rank.
             options: The communication options.
@@ -151,18 +152,18 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> tuple[list[Entries], dict[Any, list[Any]]]:
-        """Return the entries of all replicas, and sums of gathered values.
+        """Gather entries and small values in one message; sum the values.
 
         Args:
-            entries: This replica's entries.
+            entries: This replica's `Entries`.
             groups: This replica's values by dtype; `IndexedSlices` have the key
                 None.
             replica_id: The replica's local rank.
             options: The communication options.
 
         Returns:
-            The entries; and the sums by dtype, like `groups`. Groups that are
-            too large to be gathered are missing.
+            The entries of all replicas, and the sums by dtype. The sums lack
+            groups that are too large to be gathered.
         """
         slices = groups.get(None, [])
         small = {
@@ -195,8 +196,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
 
         The tensors must have the same shape. TensorFlow's public `all_gather`
         also takes tensors of different shapes, but needs two collectives.
-        Replicas exchange tensors only if they pass the same `layout`, a 32-bit
-        number.
+        All replicas must pass the same `layout`, a 32-bit number. Otherwise,
+        they do not exchange tensors.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 
@@ -211,12 +212,12 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return [own.progress.numpy() for own in self._launchers]
 
     def enter(self) -> None:
-        """Record that a run begins on all local replicas; see `Progress`."""
+        """Record that a run of a step begins on all local replicas."""
         for own in self._launchers:
             own.progress.enter()
 
     def leave(self) -> None:
-        """Record that the run has ended."""
+        """Record that a run of a step has ended on all local replicas."""
         for own in self._launchers:
             own.progress.leave()
 
@@ -239,6 +240,6 @@ def _divide(value: Any, count: int) -> Any:
 
 
 def _kind(value: Any) -> tf.DType | None:
-    """Return the key of a value's group: its dtype, or None for slices."""
+    """Return the dtype of a value, or None for `IndexedSlices`."""
     is_sparse = isinstance(value, tf.IndexedSlices)
     return None if is_sparse else tf.as_dtype(value.dtype)

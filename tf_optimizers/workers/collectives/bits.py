@@ -17,7 +17,7 @@ _WORD_BYTES = 4
 
 
 def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor, encoded in one of the dtypes in `GATHERED_DTYPES`."""
+    """Encode a tensor in one of the dtypes in `GATHERED_DTYPES`."""
     dtype = tensor.dtype
     if dtype in GATHERED_DTYPES:
         return tensor
@@ -27,7 +27,7 @@ def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor of the given dtype that `to_numbers` has encoded."""
+    """Decode a tensor of the original `dtype` that `to_numbers` has encoded."""
     if dtype in GATHERED_DTYPES:
         return numbers
     if dtype.size == 1:
@@ -36,21 +36,21 @@ def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def longest_in(lengths: tf.Tensor) -> tf.Tensor:
-    """Return the length of the longest string, rounded up to whole words.
+    """Return the largest length of strings, rounded up to whole words.
 
-    The length is in bytes, and at least one word.
+    All lengths are in bytes. The result is at least one word.
     """
     most = tf.reduce_max(tf.concat([[1], tf.reshape(lengths, [-1])], 0))
     return -(-most // _WORD_BYTES) * _WORD_BYTES
 
 
 def strings_to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Return each string as words, padded to `size` bytes."""
+    """Encode each string as int32 words, padded to `size` bytes."""
     return tf.io.decode_raw(strings, tf.int32, fixed_length=size)
 
 
 def words_to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Return the strings that `strings_to_words` has encoded."""
+    """Decode strings of the given lengths that `strings_to_words` encoded."""
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
     joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])

@@ -29,11 +29,12 @@ _QUEUE_SIZE = 1 << 16
 
 
 class Later:
-    """Runs calls in a thread. The calls exchange values on a separate channel.
+    """Runs calls in a thread, on a separate channel for exchanges.
 
     Args:
         owner: An object. The thread ends when this object is deleted.
-        channel: The channel on which calls exchange values.
+        channel: The `SparseCollectiveAllReduce` through which calls exchange
+            values.
     """
 
     def __init__(self, owner: object, channel: Any) -> None:
@@ -56,7 +57,7 @@ class Later:
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
-        """Return a call that `replicas` replicas of this process start."""
+        """Create a call that `replicas` local replicas start together."""
         call = Call(function, self._started, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call
@@ -66,8 +67,9 @@ class Call:
     """A function that runs in the thread of a `Later` when steps start it.
 
     Args:
-        function: Called in the thread when all replicas have started the call,
-            with the int64 tensor that the last replica has passed.
+        function: Called in the thread when all replicas have started the call.
+            Its argument is the int64 tensor that the last replica has passed to
+            `start`.
         started: The queue of the thread.
         number: The index of the call among the calls of the thread.
         replicas: The number of replicas that start the call.
@@ -101,7 +103,8 @@ class Call:
     def wait(self, rank: int) -> tf.Tensor:
         """Return a tensor that is available when the replica's call has ended.
 
-        If the replica has started no call, the tensor is available at once.
+        If the replica has not started the call, the tensor is available at
+        once.
 
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.
@@ -140,14 +143,14 @@ class Call:
 
 
 def _close(queue: tf.queue.QueueBase) -> None:
-    # Python may delete the owner while it traces a `tf.function`. Close the
-    # queue now, not whenever the function runs.
+    # Python may delete the owner while TensorFlow traces a `tf.function`. Close
+    # the queue now, not when this function runs.
     with tf.init_scope():
         queue.close(cancel_pending_enqueues=True)
 
 
 def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
-    """Run calls until the queue is closed."""
+    """Run the calls whose numbers are in a queue, until the queue is closed."""
     starts: collections.Counter[int] = collections.Counter()
     while True:
         try:
@@ -167,7 +170,7 @@ class GatherLater:
 
     Args:
         extended: The `SparseExtended` of the strategy.
-        purpose: A key of `extended.later`.
+        purpose: The key of the thread in `extended.later`, such as "notes".
         shape: The shape of each replica's tensor.
         dtype: The dtype of the tensors.
     """
@@ -203,10 +206,9 @@ class GatherLater:
             self._call.start(0)
 
     def take(self) -> tf.Tensor:
-        """Return the values gathered last.
+        """Return the tensors gathered last, as [replicas, *shape].
 
-        Return zeros if nothing was gathered, or if the values were taken
-        already.
+        Return zeros if no tensors were gathered since the last `take`.
         """
         with tf.device("CPU:0"), tf.control_dependencies([self._call.wait(0)]):
             arrived = self._arrived.read_value()
@@ -218,13 +220,16 @@ class GatherLater:
 
 
 class Current(threading.local):
-    """The channel of the code in this thread; None for the main channel."""
+    """Holds the channel on which the current thread exchanges values.
+
+    None stands for the strategy's main channel.
+    """
 
     channel: Any = None
 
     @contextlib.contextmanager
     def set(self, channel: Any) -> Iterator[None]:
-        """Let the code in this context exchange on a channel."""
+        """Make the code in this context exchange values on a channel."""
         before, self.channel = self.channel, channel
         try:
             yield

@@ -36,9 +36,9 @@ from tf_optimizers.workers.collectives.progress import (
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # From this many replicas on, a second round costs less than the messages that
-# it saves, even if a round takes 20 ms; see docs/benchmarks.md.
+# it saves. This holds even if a round takes 20 ms; see docs/benchmarks.md.
 FEWEST_IN_LEVELS = 64
-# These group keys must be larger than the group keys in `extended.py`.
+# Offsets of group keys. They must be larger than the keys in `extended.py`.
 _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
 
 
@@ -53,9 +53,9 @@ def levels(everyone: Group, rank: int) -> list[Group]:
     """Return the groups in which a replica gathers, in order.
 
     Fewer than `FEWEST_IN_LEVELS` replicas, or a prime number of replicas,
-    gather in one group. Other replicas first gather in groups of equal size.
-    This size is the largest divisor of the number of replicas that is at most
-    its square root.
+    gather in one group. Otherwise, a replica gathers in two groups. The size of
+    the first group is the largest divisor of the number of replicas that is not
+    above the square root of this number.
 
     Args:
         everyone: All replicas.
@@ -148,7 +148,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     ) -> tf.Tensor:
         """Concatenate the replicas' tensors along the first axis.
 
-        For `layout`, see `instance_key`.
+        The tensors must have the same shape. For `layout`, see `instance_key`.
         """
         tensor = tf.convert_to_tensor(input_tensor)
         shape, flat = _shape(tensor), tf.reshape(tensor, [-1])
@@ -168,11 +168,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send row i to replica i; return the received rows in replica order.
-
-        TensorFlow has this collective, but none of its launchers or strategies
-        uses the collective.
-        """
+        """Send row i to replica i; return the received rows by replica."""
         by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
         signature = ALL_TO_ALL, _elements(rows), 0
@@ -194,7 +190,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _gather_at_once(
         self, flat: tf.Tensor, signature: tuple[str, Any, int], options: Any
     ) -> tf.Tensor:
-        """Gather a vector by all-to-all, in one round per level."""
+        """Gather a vector by all-to-all, in one round per group."""
         kind, elements, layout = signature
         for group in self._levels:
             rows = tf.tile(flat[tf.newaxis], [group.size, 1])
@@ -210,7 +206,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Sum a vector over replicas.
 
-        Each replica sums one part by `tf.add_n`. Then the sums are gathered.
+        Each replica sums one part of the vector by `tf.add_n`. Then all
+        replicas gather the sums.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.
@@ -234,13 +231,13 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         replicas: Group | None = None,
         **attributes: str,
     ) -> tf.Tensor:
-        """Run an operation of TensorFlow.
+        """Run one of TensorFlow's collective operations.
 
         Args:
             operation: The name of the operation.
             tensor: The input of the operation.
-            signature: The kind of the collective, its number of elements, and
-                their layout. The operation may be one of several rounds of the
+            signature: The kind, number of elements and layout of the whole
+                collective. The operation may be only one round of the
                 collective. The signature determines the shape of `tensor`.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
@@ -250,8 +247,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         replicas = replicas or self._everyone
         with tf.device(self._device):
             kind, elements, layout = signature
-            # If the input fails, as at the end of data, the collective must not
-            # count as begun.
+            # If the input raises an error, for example at the end of data, the
+            # collective must not count as begun.
             with tf.control_dependencies([tensor]):
                 key = self._begin(
                     group_of(kind, tensor.dtype), elements, layout
@@ -287,9 +284,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         with tf.device("CPU:0"):
             key = instance_key(group, elements, layout)
             if self.progress.is_guarded:
-                # Do not use an assertion: TensorFlow makes the assertions of
-                # one replica wait for the assertions of another. Under the lone
-                # key, this collective waits until `watchdog.py` ends it.
+                # If the replica has failed, the lone key makes the collective
+                # wait until `watchdog.py` ends it. Do not use an assertion:
+                # TensorFlow would make one replica's assertions wait for those
+                # of another replica.
                 key = tf.where(may_begin, key, lone_key(self._rank))
             return tf.convert_to_tensor(key, tf.int32)
 

@@ -1,4 +1,4 @@
-"""Packs a replica's values into one message of 32-bit words for all replicas.
+"""Packs a replica's values into one message of 32-bit words.
 
 The order of values in a message is
 
@@ -11,8 +11,8 @@ Two workers exchange
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-So dense values need no separate round, but each of the N replicas sends them
-N - 1 times.
+So dense values, such as biases, need no separate round. But each of the N
+replicas sends its dense values N - 1 times.
 """
 
 import zlib
@@ -38,9 +38,9 @@ class Content(NamedTuple):
     """The values in the message of one replica.
 
     Attributes:
-        entries: The entries.
-        slices: The `IndexedSlices`.
-        groups: The dense values, grouped by dtype.
+        entries: Compressed gradients, as `Entries`.
+        slices: Sparse gradients, as `IndexedSlices`.
+        groups: Dense values, grouped by dtype.
         rows: For each of `slices`, the number of rows on every replica.
     """
 
@@ -53,7 +53,8 @@ class Content(NamedTuple):
 def pack(content: Content) -> tf.Tensor:
     """Return a replica's message, a vector of int32 words.
 
-    Rows are padded to the largest number of rows on any replica.
+    The rows of `IndexedSlices` are padded to the largest number of rows on any
+    replica.
     """
     entries, slices, groups, rows = content
     words = [tf.reshape(pack_entries(entries), [-1])] if entries else []
@@ -98,11 +99,11 @@ def unpack(
 
 
 def layout(content: Content) -> int:
-    """Return a checksum of all dtypes and shapes, except numbers of rows.
+    """Return a checksum of a message's dtypes and shapes, at least 1.
 
-    The checksum is at least 1. Replicas exchange messages only if their
-    checksums are equal. Otherwise, a replica would read bits as values of
-    another dtype or shape.
+    Numbers of rows may differ between replicas, and are left out. Replicas
+    exchange messages only if their checksums are equal. Otherwise, a replica
+    would read bits as values of another dtype or shape.
     """
     described = [
         [(e.code, e.values.shape[0], e.size) for e in content.entries],
@@ -143,21 +144,21 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _read(words: WordReader, like: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Read the rows of all replicas, and drop the padding."""
+    """Read the next rows of all replicas, and drop the padding."""
     most = _most(counts)
     tensor = words.read(like.dtype, [most, *like.shape[1:]])
     return tf.boolean_mask(tensor, tf.sequence_mask(counts, most))
 
 
 def _most(counts: tf.Tensor) -> tf.Tensor:
-    """Return the number of rows to pad to, at least one.
+    """Return the largest number of rows on any replica, but at least 1.
 
     TensorFlow (2.21) crashes in an all-gather without elements.
     """
     return tf.maximum(tf.reduce_max(counts), 1)
 
 
-# The cost of a round, in bytes: a network of 1 Gbit/s carries this many bytes
+# The cost of a round, in bytes. A network of 1 Gbit/s carries this many bytes
 # in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
 # The constant decides whether values are gathered or summed. The network is not
 # measured, since a wrong decision costs little: at most twice these bytes, or
@@ -166,10 +167,10 @@ ROUND_BYTES = 1 << 17
 
 
 def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
-    """Return whether values of one dtype are gathered, and summed locally.
+    """Return whether to gather values of one dtype, and to sum them locally.
 
-    A gather sends N - 1 times the bytes of the values, and saves the two rounds
-    of a separate sum. On CPUs, both ways add by `tf.add_n`, and their sums are
+    A gather sends the values N - 1 times, but saves the two rounds of a
+    separate sum. On CPUs, both ways add by `tf.add_n`, so the sums are
     identical to the bit.
     """
     sizes = [value.shape.num_elements() for value in values]

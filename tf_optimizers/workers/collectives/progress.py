@@ -1,4 +1,4 @@
-"""Numbers collectives, and tracks the progress of a replica.
+"""Gives collectives fixed keys, and tracks the progress of a replica.
 
 Workers find each other in a collective by the collective's number, its
 "instance key". TensorFlow itself numbers collectives consecutively, and asks
@@ -19,7 +19,7 @@ Because keys repeat in every step, a worker that continues after a failed step
 would exchange values with other workers in the wrong collective, undetected. So
 each replica records whether it is in a collective, and whether it is in a run
 of a step. If a collective or a run has not ended when the next one begins, the
-replica has failed:
+replica has failed. The state changes as follows:
 
               idle    in a collective    in a run    in both
     enter     run     failed             failed      failed
@@ -49,7 +49,7 @@ DTYPES = (
 )
 
 # A key has 31 bits. The upper 5 bits hold the group, and the lower 26 bits
-# depend on the number of elements. Keys without a group are left to TensorFlow,
+# depend on the number of elements. Keys without a group belong to TensorFlow,
 # which counts from 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
@@ -57,7 +57,7 @@ _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 def group_of(kind: str, dtype: tf.DType) -> int:
     """Return the group number of a kind and a dtype, in [1, 21]."""
-    # All other dtypes share the last number: TensorFlow rejects them anyway.
+    # All other dtypes share the last number, since TensorFlow rejects them.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
 
@@ -94,7 +94,7 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return a key that no other replica uses."""
+    """Return the key of a collective in which no other replica takes part."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 
@@ -127,18 +127,18 @@ def failure(place: str) -> str:
     return (
         "All workers must end a step before they begin the next step. "
         f"Received: a step that has failed on {place}; see the first error "
-        "there. Other workers may already have updated their weights: start "
+        "there. Other workers may already have updated their weights, so start "
         "all workers again, from a backup. To skip a batch, skip it on all "
-        "workers: sum a flag of each replica, and test the sum."
+        "workers: all-reduce a flag, and skip the batch if the sum is not 0."
     )
 
 
 class Progress:
-    """The progress of one replica, in one group of devices.
+    """Records the progress of one replica through steps and collectives.
 
     Args:
         device: The replica's device.
-        is_guarded: Whether other processes belong to the group. If not, all
+        is_guarded: Whether replicas of other processes take part. If not, all
             replicas fail together, and states need not be tracked.
     """
 
@@ -155,7 +155,7 @@ class Progress:
         return self._variable.handle
 
     def numpy(self) -> list[int]:
-        """Return `[count, group, elements, layout, state]`.
+        """Return the progress as `[count, group, elements, layout, state]`.
 
         The count is the number of runs and collectives that have begun. Group,
         elements and layout describe the last collective.
@@ -167,7 +167,7 @@ class Progress:
         self._move(_ENTER, 1)
 
     def leave(self) -> None:
-        """Record that the run has ended."""
+        """Record that a run of a step has ended."""
         self._move(_LEAVE)
 
     def begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
@@ -186,7 +186,7 @@ class Progress:
         return state != _FAILED
 
     def end(self) -> None:
-        """Record that the collective has ended."""
+        """Record that a collective has ended."""
         self._move(_END)
 
     def _move(self, states: Sequence[int], begun: int = 0) -> None:

@@ -2,8 +2,8 @@
 
 When a step fails on a worker, this worker may be between two collectives, or
 may have updated only some weights. The other workers wait for this worker, or
-have moved on. They must not exchange values with this worker's next step. So
-every run records its start and its end.
+have moved on. The worker's next step must not exchange values with them. So
+every run of a step records its start and its end.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
 TensorFlow runs this exchange in parallel, since no other operation needs the
@@ -27,8 +27,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# Seconds to wait at exit for the last call. The call ends soon, unless another
-# worker has failed.
+# Seconds to wait at exit for the last call, before and after collectives are
+# aborted. The call ends soon, unless another worker has failed.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
@@ -38,8 +38,8 @@ class BackgroundCall:
 
     Args:
         owner: The object that uses the thread, such as a strategy. If the
-            owner is deleted, a running call goes on until exit at the latest,
-            since other workers may still need the call.
+            owner is deleted, a running call continues, since other workers may
+            still need the call. At exit, the call is ended.
         is_at_once: Whether to call functions directly instead of in a thread,
             for example if there are no other workers. Callers that cannot call
             `wait` before each step may set this attribute later.
@@ -88,8 +88,8 @@ class BackgroundCall:
         if thread is None or thread is threading.current_thread():
             return
         if self._owner() is None:
-            # The owner was deleted before exit. Do not abort collectives that
-            # the process still uses.
+            # The owner was deleted before exit. Join the thread only at exit,
+            # since `_join` may abort collectives that the process still uses.
             atexit.register(_join, thread)
         else:
             _join(thread)
@@ -99,16 +99,16 @@ def _join(thread: threading.Thread) -> None:
     """Wait for a thread at exit; abort all collectives if it does not end."""
     thread.join(_ENDING_SECONDS)
     if thread.is_alive():
-        coordination.abort("A worker has ended before the others.")
+        coordination.abort("A worker has ended before the other workers.")
         thread.join(_ABORTED_SECONDS)
 
 
 def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Return `function(local rank)` for each of this worker's replicas."""
+    """Return `function(rank)` for each local rank of `count` replicas."""
     ranks = range(count)
     if not tf.executing_eagerly():
         return list(map(function, ranks))
-    # Use threads, since the first replica waits for the others.
+    # Use threads, since the first replica waits for the other replicas.
     with multiprocessing.pool.ThreadPool(count) as pool:
         return pool.map(function, ranks)
 
@@ -118,10 +118,11 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        run: A function without arguments that calls all local replicas.
-        arguments: The arguments of the replicas. The run starts when the
-            arguments are known, so that the end of an iterator does not count
-            as a failed run.
+        run: A function without arguments that calls a step on all local
+            replicas.
+        arguments: The arguments of the step. The run starts when the arguments
+            are available, so that the end of an iterator does not count as a
+            failed run.
     """
     if strategy.extended.workers == 1 or in_xla():
         return run()
@@ -131,11 +132,11 @@ def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
 
 
 def after_its_arguments(fn: Callable) -> Callable:
-    """Return a replica's function that starts when its arguments are known.
+    """Return a function that starts when all of its arguments are available.
 
-    At the end of data of unknown length, no arguments arrive. Then operations
-    that need no batch must not run either, such as weight decay or the
-    increment of `iterations`.
+    At the end of data of unknown length, no arguments arrive. Then a step must
+    run none of its operations, not even those that need no batch, such as
+    weight decay.
     """
     converted = convert(fn)
 
@@ -169,7 +170,7 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            # Nothing was sent, for example because an argument is wrong.
+            # The step has sent nothing. For example, an argument is wrong.
             channel.leave()
         raise
     channel.leave()

@@ -1,4 +1,4 @@
-"""Creates variables of any dtype, and lets `float()` accept them."""
+"""Creates a strategy's variables of any dtype; `float()` accepts them."""
 
 import functools
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class VariablesExtended(CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        # TensorFlow takes the class of a variable from a fixed table, so change
-        # the class of the object.
+        # TensorFlow takes the class of a variable from a fixed table. So change
+        # the class of the new object.
         kind: Any = type(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable.__class__ = _number_class(kind)
@@ -69,8 +69,8 @@ def _of_first_worker(
     """Return a function that returns the first worker's initial value.
 
     Args:
-        make: TensorFlow's method. It returns such a function, but supports only
-            a few dtypes.
+        make: TensorFlow's method that returns such a function. The method
+            supports only a few dtypes.
         device: The device of this worker's first replica.
         arguments: The keyword arguments of `make`, with this worker's
             `initial_value` and `dtype`.
@@ -90,9 +90,8 @@ def _of_first_worker(
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
                 # TensorFlow crashes in a broadcast without elements, so send
-                # one element instead. Its rank is higher than the rank of the
-                # value, so that a worker whose value has elements gets an
-                # error.
+                # one element instead. The higher rank makes the broadcast fail
+                # on a worker whose value has elements.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:

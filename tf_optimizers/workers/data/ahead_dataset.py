@@ -35,15 +35,15 @@ class AheadDataset(DistributedDatasetsFromFunction):
     Attributes:
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
-        endless: See `look_ahead`.
-        begin: See `look_ahead`.
+        endless: The dataset of eager iterators, or None; see `look_ahead`.
+        begin: Called to make an eager iterator; see `look_ahead`.
     """
 
     batches: int
     _datasets: Any
     endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
-    _last: tf.Variable | None = None  # The summary of the last iterator.
+    _last: tf.Variable | None = None  # The last iterator's summary.
 
     @property
     def cardinality(self) -> int:
@@ -52,7 +52,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     @property
     def element_spec(self) -> Any:
-        """The type specification of a batch, without its note."""
+        """The type of a batch, without the notes that workers exchange."""
         return spec_with_rows(self._element_spec)
 
     @property
@@ -78,7 +78,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
             known = batch_digests.start(self._last)
             self._last = plain_variable(known, trainable=False, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
-        # With asynchronous ops, a function could otherwise run before the
+        # With asynchronous ops, a `tf.function` could otherwise run before the
         # variable exists. TensorFlow's own iterators also wait.
         async_wait()
         return iterator
@@ -130,16 +130,15 @@ def look_ahead(
     this function changes the class of the object.
 
     Args:
-        distributed: The result of `distribute_datasets_from_function`, for
-            datasets of pairs (element, note); see `AheadIterator`.
+        distributed: The result of `distribute_datasets_from_function`. Its
+            datasets must yield pairs (element, notes); see `AheadIterator`.
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
-            `tf.function` do not: the function would wait forever for the end of
-            the iterator.
-        begin: Called before an epoch with a function that makes an iterator.
-            Returns the iterator.
+            `tf.function` do not, since the function would never end.
+        begin: Called before an epoch with a function that makes an iterator;
+            returns the iterator.
     """
     distributed.__class__ = AheadDataset
     distributed.batches, distributed.begin = batches, begin
@@ -162,11 +161,11 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 
 def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset without autotuning, unless the user has asked for it.
+    """Return a dataset without autotuning, unless the user has set this option.
 
-    The tuning thread sleeps for as long as its iterator has lived, at most a
-    minute, and often misses the signal to stop (TensorFlow 2.21). Deleting the
-    iterator waits for the thread, so an epoch could take twice its time.
+    TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
+    The thread sleeps for as long as the iterator has lived, at most a minute,
+    and often misses the signal to stop. So an epoch could take twice as long.
     Without tuning, `tf.data.AUTOTUNE` means one thread per core.
     """
     options = tf.data.Options()
@@ -176,7 +175,7 @@ def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _stop_autotuning_on_devices(iterator: Any) -> None:
-    """Replace the iterators of devices by iterators without autotuning.
+    """Replace the iterator of each device by an iterator without autotuning.
 
     TensorFlow accepts no options for these iterators.
     """

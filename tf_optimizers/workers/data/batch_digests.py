@@ -6,9 +6,9 @@ Each replica writes a note on its part of a batch, an int32 vector:
 
 The function `summarize` reduces the notes of all replicas to a summary.
 
-A digest covers one component of the batch, such as its images or its labels.
-The digest is computed from a sample of bounded size. Each batch has a different
-sample.
+A digest covers one component of the batch, such as its images or its labels, in
+a "slot" of the note. The digest is computed from a sample of bounded size. Each
+batch has a different sample.
 
 With random augmentation, the images of a batch differ between workers although
 the rows are the same. In this case, equal labels show that the rows are the
@@ -29,9 +29,9 @@ _SLOTS = 8  # If a batch has more components, some share a slot.
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
-_FACTOR = 40_503_001  # Odd, so that no number of rows gets lost.
-# The most consecutive undecided batches that are accepted, as long as no slot
-# was equal and informative.
+_FACTOR = 40_503_001  # Odd, so that products depend on all bits of a number.
+# The largest accepted number of consecutive undecided batches (see `summarize`)
+# if no slot was ever equal and informative.
 _PATIENCE = 64
 
 
@@ -89,8 +89,8 @@ def note(
         rows: The number of rows in the part, without padding.
         comparison: How to compare the batch.
         digests: The result of the function `digests`. Defaults to zeros.
-        total: The rows of all replicas, if this worker knows them. The note
-            then ends with this number, which is not exchanged.
+        total: The number of rows on all replicas, if this worker knows it. The
+            note then ends with this number, which is not exchanged.
     """
     if digests is None:
         digests = tf.zeros([2 * _SLOTS], tf.int32)
@@ -101,12 +101,12 @@ def note(
 
 
 def end(comparison: Comparison, has_total: bool = False) -> list[int]:
-    """Return the note for positions after the last batch."""
+    """Return the note of a replica whose data have ended."""
     return [0, 0, int(comparison), *[0] * (2 * _SLOTS + has_total)]
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: whether each slot is informative, and the digests.
+    """Return an int32 [16]: 8 flags of informative slots, and 8 digests.
 
     Args:
         batch: A nest of tensors of any kind.
@@ -130,10 +130,10 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
 
 
 def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
-    """Return digests that also depend on a batch's dtypes and rows.
+    """Return digests that also depend on dtypes and numbers of rows.
 
-    If two batches differ in the dtype or the number of rows of any value, or if
-    only one of them has the value, then all their digests differ.
+    If the values of two batches differ in dtype or number of rows, all digests
+    of the two batches differ. A missing value also counts as a difference.
 
     Args:
         digests: The result of the function `digests`.
@@ -144,7 +144,7 @@ def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
     factors = [pow(_FACTOR, i, 1 << 31) for i in range(1, len(counts) + 1)]
     rows = tf.reduce_sum(tf.stack(counts) * tf.constant(factors))
     code = zlib.crc32(repr(dtypes).encode()) >> 1
-    # The product of two odd numbers is odd, and 0 stays 0.
+    # A digest stays odd, and the 0 of an unused slot stays 0.
     scale = tf.stack([1, 2 * (rows + code) + 1])
     return digests * tf.repeat(scale, _SLOTS)
 
@@ -162,7 +162,7 @@ def _tensors(value: Any) -> list[tf.Tensor]:
 
 
 def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Return some elements of some rows, as a matrix."""
+    """Return a sample of a tensor: some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
     # Over several batches, the samples cover all positions.
@@ -174,7 +174,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
     """Return a tensor's numbers of rows and columns, as ints if static.
 
-    All axes but the first count as columns.
+    The number of columns is the product of all dimensions except the first.
     """
     if tensor.shape.rank == 0:
         return 1, 1
@@ -191,7 +191,7 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether any rows of a slot differ."""
+    """Return whether a slot is informative: whether any of its rows differ."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
@@ -202,7 +202,7 @@ def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
 
 
 def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Return the summary of all notes on a batch.
+    """Summarize the notes of all replicas on a batch.
 
     Args:
         notes: The notes of all replicas, int32 [replicas, 19].
@@ -210,9 +210,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
     Returns:
         An int32 vector: the number of replicas that have a part, the total of
-        rows, and a `Verdict`. The other elements are for the next summary: the
-        number of consecutive undecided batches; and for each slot, whether it
-        was equal and informative in any batch so far.
+        rows, and a `Verdict`. The other elements are for the next summary. They
+        are the number of consecutive undecided batches; and for each slot,
+        whether it was equal and informative in any batch so far.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -224,10 +224,11 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     differs = ~same
     is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
     # A batch is undecided if, for example, its images differ, and its labels
-    # are equal but uninformative. Such a batch is wrong if a slot that differs
-    # was equal and informative before; if no slot is equal; or if too many
-    # batches in a row were undecided, and no slot was ever equal and
-    # informative.
+    # are equal but uninformative. An undecided batch is wrong in three cases:
+    # - A slot that differs was equal and informative before.
+    # - No slot is equal.
+    # - Too many consecutive batches were undecided, and no slot was ever equal
+    #   and informative.
     is_wrong = is_undecided & (
         tf.reduce_any(differs & was_informative)
         | ~tf.reduce_any(is_used & same)
@@ -250,7 +251,7 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
 
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Return the summary of the last of several batches.
+    """Summarize the notes on several batches; return the last summary.
 
     If workers differ in an earlier batch, return the summary of that batch.
 
@@ -276,20 +277,21 @@ def summarize_own(
     The summary assumes that all workers have drawn the same batch.
 
     Args:
-        note: The note of a replica of this worker, with the total of rows.
+        note: The note of a replica of this worker. The last element is the
+            total of rows on all replicas.
         replicas: The number of replicas of all workers.
         before: The summary of the last batch that workers compared.
     """
     return tf.concat([[note[0] * replicas, note[SIZE]], before[2:]], 0)
 
 
-def goes_on(known: tf.Tensor) -> tf.Tensor:
-    """Return whether another batch may follow the batch of a summary."""
+def may_continue(known: tf.Tensor) -> tf.Tensor:
+    """Return whether another batch may follow, by the summary of a batch."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
 
 
 def start(last: tf.Variable | None) -> Sequence[int]:
-    """Return an iterator's first summary.
+    """Return the summary with which an iterator starts.
 
     Args:
         last: The summary of the dataset's last iterator, or None.
@@ -302,13 +304,15 @@ def start(last: tf.Variable | None) -> Sequence[int]:
 def check(
     known: tf.Tensor, rule: str = _RULE, hint: str = _HINT, ended: str = _ENDED
 ) -> Any:
-    """Raise if workers differ. In a graph, return an op that raises.
+    """Raise if the batches of workers differ.
+
+    In a graph, return an op that raises.
 
     Args:
-        known: A summary.
+        known: The summary of a batch.
         rule: The first sentence of the error.
         hint: The last sentences of the error.
-        ended: What the error says if only some workers have a batch.
+        ended: The event to report if only some workers have a batch.
     """
     verdict = known[2]
     received = tf.where(

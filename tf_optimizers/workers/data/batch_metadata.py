@@ -1,6 +1,6 @@
 """Adds notes on the current and the next batch to a worker's data.
 
-Two replicas of a worker take three elements in turn:
+Two replicas of a worker take the elements a, b and c in turn:
 
     element                  a        b        c        c'       c'
     is a part, rows          1, 4     1, 4     1, 2     0, 0     0, 0   ...
@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# Converting these functions by AutoGraph would take longer than running them.
+# AutoGraph would need more time to convert a function than to run it.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -41,16 +41,16 @@ def note_next(
 ) -> tf.data.Dataset:
     """Return a dataset of parts, with notes on their batch and the next batch.
 
-    To yield a part, the dataset reads `replicas` parts ahead.
+    The dataset reads `replicas` parts ahead.
 
     Args:
         dataset: A worker's dataset.
         parts_of: Called with an element. Returns pairs: a part of the element,
             and the note on this part, an int32 vector. All parts have one type.
         replicas: The number of replicas that take parts in turn.
-        end: The note for positions after the last part.
-        is_endless: Whether to repeat the first row of the last part, as
-            padding, without end.
+        end: The note of a replica whose data have ended.
+        is_endless: Whether to continue forever after the last part, with its
+            first row as padding.
         may_lack: Whether the last batch may lack a part.
 
     Returns:
@@ -58,8 +58,8 @@ def note_next(
         note]. The notes are wrapped in an `Ending` if the last batch may lack a
         part.
     """
-    # Each mapped function costs time in tracing, when an iterator is made, and
-    # in every step. So there are only three of them.
+    # Each mapped function takes time in tracing, in every new iterator and in
+    # every step. So there are only three mapped functions.
     spec: Any = None
 
     @_as_it_is
@@ -85,7 +85,7 @@ def note_next(
     @_as_it_is
     def unbox_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
-        # Keep the last part with rows. Its first row is repeated at the end.
+        # Keep the last part that has rows, to repeat its first row at the end.
         full = tf.cond(has_rows, lambda: box, lambda: full)
         first = tf.cond(
             has_rows,
@@ -105,13 +105,13 @@ def note_next(
 
 
 def has_rows(element: Any) -> tf.Tensor:
-    """Return whether all values have rows; True for an element of scalars."""
+    """Return whether all values of an element have rows; True for scalars."""
     counts = counts_of_rows(element)
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 
 
 def _first_row(element: Any, spec: Any) -> Any:
-    """Return the first row of each value.
+    """Return the first row of each value in an element.
 
     A value with a fixed number of rows is returned unchanged.
     """
@@ -128,9 +128,9 @@ def _box(element: Any) -> tf.Tensor:
     """Return one tensor that holds a copy of an element.
 
     The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
-    (TensorFlow 2.21), but it can be the variant tensor of such an optional. The
-    copy is necessary because a step may write into its input tensors, and these
-    tensors may share memory with the user's arrays or with mapped files.
+    (TensorFlow 2.21), but can be the variant tensor of an optional. The copy is
+    necessary, since a step may write into its input tensors. These tensors may
+    share memory with the user's arrays or with mapped files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
@@ -145,7 +145,7 @@ def _copy(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _unbox(box: tf.Tensor, spec: Any) -> Any:
-    """Return the element in a box."""
+    """Return the element that `_box` has packed into a tensor."""
     leaves = tf.nest.flatten(spec, expand_composites=True)
     specs = [leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec)]
     tensors = iter(
@@ -180,21 +180,20 @@ class Rows(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Notes on data whose last batch may lack parts."""
+    """Marks the notes on data whose last batch may lack parts."""
 
     note: tf.Tensor
 
 
 class Counted(PerReplica):
-    """Each replica's part of a tensor of a batch, and the batch's rows.
+    """The parts of one tensor of a batch, and the batch's numbers of rows.
 
     `strategy.run` gives each replica only its own part, and has no public way
-    to pass information on the whole batch. Users may pass some tensors of a
-    batch, in any order. So every tensor carries the numbers of rows.
+    to pass information on the whole batch. Users may pass only some tensors of
+    a batch, in any order. So every tensor carries the numbers of rows.
 
-    All parts share one type. The shape of a single part may be more specific,
-    such as two rows. A step traced for this shape could not run on a replica
-    with one row.
+    All parts share one type. The type of a single part may be too specific: a
+    step traced for two rows could not run on a replica with one row.
     """
 
     def __init__(
@@ -206,7 +205,7 @@ class Counted(PerReplica):
     @property
     def is_full(self) -> bool:
         """Whether every part is known to have no padding."""
-        if self._spec is None or isinstance(self._spec, LackingSpec):
+        if self._spec is None or isinstance(self._spec, MaybeEmptySpec):
             return False
         return all(rows_of_type(spec) for spec in self._spec._value_specs)
 
@@ -236,7 +235,7 @@ class CountedSpec(PerReplicaSpec):
         return Counted(parts, Rows(total, tuple(own)), self)
 
 
-class LackingSpec(CountedSpec):
+class MaybeEmptySpec(CountedSpec):
     """The type of a `Counted` whose parts may consist of only padding."""
 
 
@@ -244,8 +243,8 @@ def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
     """Return a batch whose tensors carry the numbers of its rows.
 
     Args:
-        element: A nest of `PerReplica`, each replica's part of every tensor.
-        rows: The rows of the parts.
+        element: A nest of `PerReplica`, each with the parts of one tensor.
+        rows: The numbers of rows.
         spec: The type of the batch. None means the type of the parts.
     """
     leaves = tf.nest.flatten(element)
@@ -264,13 +263,13 @@ def spec_with_rows(spec: Any) -> Any:
         spec: The specification of pairs (part, note).
     """
     parts, note = spec
-    kind = LackingSpec if isinstance(note, Ending) else CountedSpec
+    kind = MaybeEmptySpec if isinstance(note, Ending) else CountedSpec
     found = [kind(*leaf._value_specs) for leaf in tf.nest.flatten(parts)]
     return tf.nest.pack_sequence_as(parts, found)
 
 
 def rows_of(arguments: Any) -> Rows | None:
-    """Return the rows of the first batch in the arguments, or None."""
+    """Return the `Rows` of the first batch in a nest, None without a batch."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

@@ -18,13 +18,13 @@ _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 _RULE = "All batched inputs must have the same number of rows."
 _HINT = (
     "If a value is the same for all rows, repeat it for each row, or store it "
-    "in the model. If a value has k rows for each row of the others, reshape "
-    "it to [rows, k, ...]."
+    "in the model. If a value has k rows for each row of the other values, "
+    "reshape it to [rows, k, ...]."
 )
 
 
 def is_split(spec: Any) -> bool:
-    """Return whether batches of a type specification can be split."""
+    """Return whether batches of a given type can be split by rows."""
     leaves = tf.nest.flatten(spec)
     return any(_has_rows(leaf) for leaf in leaves) and all(
         isinstance(leaf, _SPLIT | tf.OptionalSpec) or _is_none(leaf)
@@ -41,15 +41,15 @@ def _is_none(spec: Any) -> bool:
 
 
 def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
-    """Return some replicas' parts of a batch, each with its number of rows.
+    """Return some replicas' parts of a batch, and the number of rows of each.
 
     Args:
-        batch: A nest that satisfies `is_split`.
+        batch: A nest whose type `is_split` accepts.
         places: The indices of the parts to return.
         replicas: The number of all parts.
     """
     rows = _common_rows(batch)
-    # The number of rows may be static only if all parts have the same number.
+    # Keep a static number of rows only if all parts have equally many rows.
     is_even = isinstance(rows, int) and rows > 0 and not rows % replicas
     if not is_even:
         rows = tf.compat.v1.placeholder_with_default(rows, [])
@@ -67,7 +67,7 @@ def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
 
 
 def take_rows(batch: Any, begin: Any, count: Any) -> Any:
-    """Return up to `count` rows of a nest, from row `begin` on."""
+    """Return up to `count` rows of each value, from row `begin` on."""
     return tf.nest.map_structure(
         lambda value: _take(value, begin, count), batch
     )
@@ -88,7 +88,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
     )
     size = [tf.cast(count, tf.int64), *shape[1:]]
     taken = tf.sparse.slice(value, tf.stack(start), tf.stack(size))
-    # Layers need the other static dimensions, which the slice has lost.
+    # The slice has lost the other static dimensions, which layers need.
     known = [
         here if dim is None else tf.constant(dim, tf.int64)
         for here, dim in zip(shape[1:], value.shape[1:], strict=True)
@@ -129,7 +129,7 @@ def rows_of_type(spec: Any) -> int | None:
 
 
 def blank(spec: Any) -> Any:
-    """Return zeros of a type specification; unknown dimensions become 1."""
+    """Return zeros of a given type; unknown dimensions become 1."""
     return tf.nest.map_structure(_blank, spec)
 
 
@@ -154,7 +154,7 @@ def _blank(spec: Any) -> Any:
 
 
 def _common_rows(batch: Any) -> Any:
-    """Return the number of rows of a batch; raise if its values disagree."""
+    """Return a batch's number of rows; raise if it differs between values."""
     every = counts_of_rows(batch)
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:
@@ -172,6 +172,6 @@ def _common_rows(batch: Any) -> Any:
 
 
 def counts_of_rows(batch: Any) -> list[Any]:
-    """Return the numbers of rows of all values in a batch except scalars."""
+    """Return the number of rows of each value in a batch, without scalars."""
     counts = map(rows_in, tf.nest.flatten(batch))
     return [rows for rows in counts if rows is not None]

@@ -1,4 +1,4 @@
-"""Distributes data: gives each replica its parts of batches, with notes."""
+"""Distributes data: gives each replica its part of every batch."""
 
 import contextlib
 import functools
@@ -34,10 +34,10 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The functions below call methods of this class. The strategy overrides these
-# methods to call the functions below.
+# The functions below call methods of this class, and implement the strategy's
+# methods of the same names.
 _Parent = tf.distribute.Strategy
-# The longest wait of a worker that cannot trace a step.
+# The longest wait for other workers if a step cannot be traced, in seconds.
 _REPORTING_SECONDS = 10.0
 
 
@@ -53,8 +53,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         distributed = distribute()
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            # When TensorFlow splits the batches of files, it adds empty
-            # batches.
+            # TensorFlow adds empty batches when it splits the batches of files.
             own = own.filter(lambda *element: has_rows(element))
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options
@@ -77,12 +76,12 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
 
 
 def batch_of_arrays(args: Sequence[Any]) -> Any:
-    """Return the batch of plain arrays among a step's arguments, or None.
+    """Return a step's argument if it is a batch of plain arrays, else None.
 
     `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches.
 
     Args:
-        args: The argument of a Keras model's step, in a sequence.
+        args: A sequence of one element, the argument of a Keras model's step.
     """
     distributed = tf.distribute.DistributedValues
     if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
@@ -103,7 +102,7 @@ def split_arrays(
         batch: The result of `batch_of_arrays`.
         seen: Variables, by the number of tensors in a batch. Each variable
             holds the summary of the model's last batch with this number of
-            tensors, and the number of such batches so far.
+            tensors, and the number of these batches so far.
 
     Raises:
         tf.errors.InvalidArgumentError: If batches differ between workers. A
@@ -126,10 +125,10 @@ def are_compared(strategy: Any) -> bool:
 
 
 def report_failure(strategy: Any) -> None:
-    """Take part in the comparison of a batch whose step cannot be traced.
+    """Report to other workers that this worker cannot trace a step.
 
-    Other workers may have traced the step, and wait for this worker's note.
-    They raise an error as soon as they get it.
+    Other workers may have traced the step, and may wait for this worker's note
+    on the batch. When they get the note, they raise an error.
     """
     if not are_compared(strategy):
         return
@@ -141,13 +140,13 @@ def report_failure(strategy: Any) -> None:
             extended.gather_notes(note)
 
     with contextlib.suppress(tf.errors.OpError):  # A worker may have died.
-        # In a thread, since other workers may do something else.
+        # Call in a thread: if other workers do not wait, the call does not end.
         extended.background.call(report)
         extended.background.wait(_REPORTING_SECONDS)
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Return a batch that is available after workers have compared it."""
+    """Compare a batch between workers; return it once they have compared it."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):
@@ -159,13 +158,14 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         digests = batch_digests.with_form(digests, batch)
-        # Random augmentation may change the same rows differently on workers.
+        # Workers may have augmented the same rows differently, at random.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)
         )
         known = batch_digests.summarize(notes, before)
-        # After an error, `seen` is unchanged, and so the same on all workers.
+        # An error leaves `seen` unchanged, so `seen` stays the same on all
+        # workers.
         is_same = known[2] == batch_digests.Verdict.SAME
         following = tf.concat([known, number + 1], 0)
         seen[size].assign(tf.where(is_same, following, last))
@@ -200,7 +200,7 @@ def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
 def distribute_from_function(
     strategy: Any, dataset_fn: Callable, options: Any
 ) -> Any:
-    """Distribute data that each worker creates for itself."""
+    """Distribute data that each worker creates itself, by `dataset_fn`."""
     if strategy.num_replicas_in_sync == 1:
         return _Parent.distribute_datasets_from_function(
             strategy, dataset_fn, options
@@ -219,7 +219,8 @@ def _distribute_own(
         elements, count = _count(own), batches
         if count is None:
             count = -(-elements // replicas) if elements > 0 else elements
-        # Replicas take elements in turn, so the last batch may lack a part.
+        # This worker's replicas take elements in turn, so the last batch may
+        # have too few elements for all of them.
         may_lack = elements != tf.data.INFINITE_CARDINALITY and (
             elements < 0 or elements % replicas > 0
         )
@@ -257,7 +258,7 @@ def split_batches(
     replicas: int,
     comparison: Comparison,
 ) -> tf.data.Dataset:
-    """Return a dataset of the parts that this worker's replicas take in turn.
+    """Return the parts of all batches that this worker's replicas take in turn.
 
     Args:
         dataset: A dataset of global batches, the same on all workers.
@@ -288,12 +289,12 @@ def with_notes(
     total: int | None = None,
     **options: bool,
 ) -> tf.data.Dataset:
-    """Add notes to the elements of a dataset, which replicas take in turn.
+    """Add notes to the elements of a dataset that replicas take in turn.
 
     Args:
         dataset: This worker's dataset, which workers do not share.
         replicas: The number of replicas of this worker.
-        total: The number of rows of each batch on all workers; None if it
+        total: The number of rows of a batch on all workers together; None if it
             varies.
         **options: See `note_next`.
     """

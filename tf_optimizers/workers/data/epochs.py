@@ -1,8 +1,9 @@
 """Begins each epoch with the same order of data on all workers.
 
-If only one worker looks at a batch of shuffled data, its shuffle draws the
-order that the other workers will use next. So workers compare how often their
-shuffles have drawn, and the workers that are behind catch up.
+A shuffle draws a new order for every iterator. If only one worker looks at a
+batch of shuffled data, this worker's shuffle is one order ahead. So workers
+compare how many orders their shuffles have drawn, and the workers that are
+behind catch up.
 """
 
 import zlib
@@ -25,7 +26,7 @@ _HINT = "Iterate over the dataset on every worker."
 
 
 class EpochStart:
-    """Makes iterators over data that workers share.
+    """Makes an iterator for each epoch of data that workers share.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -55,8 +56,8 @@ class EpochStart:
         if not self._draws and not self._is_python:
             return iterator
         generators = generator_digests() if self._is_python else []
-        # Compare after `make()`, when every shuffle has drawn at least once: no
-        # shuffle can be set to 0 draws.
+        # Compare after `make()`, when every shuffle has drawn at least once,
+        # since no shuffle can be set to 0 draws.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -69,12 +70,12 @@ class EpochStart:
         return gather_statements(self._strategy, _SUBJECT, statement, _HINT)
 
     def _catch_up(self, iterator: Any, make: Callable[[], Any]) -> Any:
-        """Return an iterator in the order of the worker that is ahead."""
+        """Return an iterator in the order of the worker that has drawn most."""
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            # A shuffle has drawn too often to be counted. If batches differ,
-            # all workers get an error later.
+            # A shuffle has drawn too often to be counted. If its batches differ
+            # between workers, all workers get an error later.
             return iterator
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
@@ -91,8 +92,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # No shuffle can be set to 0 draws. If this would be necessary, all
-        # workers skip the first shuffled order.
+        # No shuffle can be set to 0 draws. Where this would be necessary, all
+        # workers skip the first order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

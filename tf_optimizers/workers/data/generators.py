@@ -1,9 +1,9 @@
 """Draws from Python generators equally often on all workers.
 
-TensorFlow reads ahead, in threads. When Keras drops an iterator, at the end of
-`fit` or of an evaluation with `steps`, some workers have read further than
-others. The next iterator would then begin at different batches. So workers that
-are behind first draw batches until all workers have drawn the same number.
+TensorFlow reads ahead, in threads. When Keras drops an iterator, for example at
+the end of `fit`, some workers have read further than other workers. The next
+iterator would then begin at different batches. So workers that are behind first
+draw batches until all workers have drawn the same number.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class SynchronizedGenerator:
 
     Attributes:
         peeked: The batches that Keras has drawn to see their type. Every
-            iterator begins with them.
+            iterator begins with these batches.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -73,13 +73,13 @@ class SynchronizedGenerator:
         return batch
 
     def begin(self, strategy: tf.distribute.Strategy) -> None:
-        """Begin an iterator at the same batch on all workers."""
+        """Make the next iterator begin at the same batch on all workers."""
         if self._is_used:
             self._catch_up(strategy)
         self._is_used = self._has_begun = True
 
     def _catch_up(self, strategy: tf.distribute.Strategy) -> None:
-        """End all iterators; draw until no other worker is ahead."""
+        """End all iterators, and draw until no other worker is ahead."""
         state = self._state
         with state.lock:
             state.turn = None
@@ -87,11 +87,11 @@ class SynchronizedGenerator:
         if min(counts) == max(counts):
             return
         self._draw_some(max(counts) - state.count)
-        if not self._has_begun:  # Peek again, at the same batches everywhere.
+        if not self._has_begun:  # Peek again, now at the same batches.
             self.peeked[:] = self._draw_some(len(self.peeked))
 
     def _draw_some(self, number: int) -> list[Any]:
-        """Return up to `number` batches."""
+        """Draw up to `number` batches, fewer at the end of the generator."""
         found: list[Any] = []
         with contextlib.suppress(StopIteration):
             while len(found) < number:
@@ -110,7 +110,7 @@ _pending = _PendingGenerator()
 
 @functools.cache
 def watch_generators() -> None:
-    """Have Keras peek at generators by `peek_at_generator`, permanently."""
+    """Make Keras peek at generators by `peek_at_generator`, permanently."""
     hook("generator_data_adapter.peek_and_restore", peek_at_generator)
 
 
@@ -128,6 +128,6 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
 
 
 def take_generator() -> SynchronizedGenerator | None:
-    """Return the generator of the data now being distributed, and forget it."""
+    """Return and forget the generator of the data that is being distributed."""
     found, _pending.generator = _pending.generator, None
     return found

@@ -34,10 +34,9 @@ _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Return a train function in which `round_of_fit` knows the optimizers.
+    """Return a train function in which `round_of_fit` finds the optimizers.
 
-    If an optimizer of the model makes no local steps, return Keras's function
-    unchanged.
+    If an optimizer of the model makes no local steps, return `function` itself.
 
     Args:
         model: The model.
@@ -64,6 +63,6 @@ def round_of_fit() -> LocalRound | None:
     Call this function outside of `strategy.run`.
 
     Returns:
-        None outside of `fit`, and if every step may exchange.
+        None outside of `fit`, or if every step may exchange values.
     """
     return current_round(_training.optimizers)

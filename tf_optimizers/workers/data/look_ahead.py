@@ -36,16 +36,14 @@ FIRST_BATCH = "first_batch"
 
 
 class AheadIterator(DistributedIterator):
-    """Draws batches of `Counted`, and exchanges notes on the next batch.
+    """Draws batches, and exchanges notes on the next batch during a step.
 
-    Each element comes with notes on two batches, an int32 [1, 2, n]: a vector
-    for its own batch, and a vector for the next batch. Entry 0 of a vector is 1
-    if this replica has a part of the batch. Entry 1 is the number of rows in
-    this part, without padding. In parallel with a step, workers gather the
-    notes of all replicas on the next batch, and keep a summary of these notes
-    in a variable.
+    Each element comes with two notes, an int32 [1, 2, n]: a note on its own
+    batch, and a note on the next batch; see `batch_digests.py`. In parallel
+    with a step, workers gather the notes of all replicas on the next batch, and
+    keep a summary of these notes in a variable.
 
-    If each note also holds the number of rows of the whole batch, workers
+    Notes may also hold the number of rows of the whole batch. Then workers
     gather notes only in the last step of a round (`local_rounds.py`). Until
     then, each worker makes summaries from its own notes. The variable holds the
     summary, followed by the notes of the round so far.
@@ -89,7 +87,7 @@ class AheadIterator(DistributedIterator):
     def _draw(self) -> tuple[tf.Tensor, Any]:
         """Return the number of replicas with a part, and this worker's parts.
 
-        A replica whose data have ended gets a part whose rows do not count.
+        A replica whose data have ended gets padding rows, which do not count.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
@@ -111,7 +109,7 @@ class AheadIterator(DistributedIterator):
         return known[0], after(check, batch)
 
     def _parts(self, iterator: Any) -> list[Any]:
-        """Return an element and its note for each replica of this worker."""
+        """Return an element and its notes for each replica of this worker."""
         if not self._enable_get_next_as_optional:
             return iterator.get_next_as_list()
         return [
@@ -141,8 +139,8 @@ class AheadIterator(DistributedIterator):
             extended.summarize_notes, batch_digests.summarize
         )
         self.wait()
-        # Notes may include the total number of rows. If a `tf.function` is
-        # called with both kinds of notes, the static size of a note is unknown.
+        # Notes with a total of rows are longer. The size is unknown in a
+        # `tf.function` that is called with both kinds of notes.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
         with tf.device("CPU:0"):
@@ -165,12 +163,12 @@ class AheadIterator(DistributedIterator):
             return self._in_round(known, waiting, following, current)
 
         def summarize_next() -> None:
-            # At the end of the data, no worker may exchange: the error at the
-            # end cancels pending ops, and a later exchange would receive the
-            # messages that were already sent.
+            # At the end of the data, no worker may exchange. The error at the
+            # end cancels pending ops, and a later exchange would receive their
+            # messages.
             with tf.device("CPU:0"):
                 later = tf.cond(
-                    batch_digests.goes_on(known),
+                    batch_digests.may_continue(known),
                     summary_of_next,
                     lambda: known,
                 )
@@ -193,15 +191,15 @@ class AheadIterator(DistributedIterator):
         following: Sequence[tf.Tensor],
         current: LocalRound,
     ) -> tf.Tensor:
-        """Return the next value of the variable, in a round of local steps.
+        """Return the iterator's next summary, in a round of local steps.
 
+        The returned vector also holds the notes that are still to be exchanged.
         Workers exchange notes in the last step of a round, and in the step
         before the data of a worker end.
 
         Args:
             known: The summary of this batch.
-            waiting: The notes on batches of this round that were not exchanged
-                yet.
+            waiting: The notes of this round that were not exchanged yet.
             following: The notes of this worker's replicas on the next batch.
             current: The round.
 
@@ -236,9 +234,9 @@ class AheadIterator(DistributedIterator):
                 summary = extended.summarize_notes(
                     batch_digests.summarize_all, parts, known
                 )
-            # Raise now if there may be no next draw: a worker's step may wait
-            # for entries of another worker whose data have ended. Otherwise,
-            # the next draw raises the error, before the next step begins.
+            # Raise now if there may be no next draw, since a step may wait for
+            # another worker whose data have ended. Otherwise, the next draw
+            # raises the error, before the next step begins.
             is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
             verdict = tf.where(is_last, summary[2], Verdict.SAME)
             check = batch_digests.check(tf.stack([0, 0, verdict]))
@@ -252,17 +250,17 @@ class AheadIterator(DistributedIterator):
         )
 
     def wait(self) -> None:
-        """Wait for the exchange in the background to end."""
+        """Wait until the exchange in the background has ended."""
         background = self._strategy.extended.background
         background.wait()
         if not tf.executing_eagerly() and not self.is_argument:
-            # Later calls of the traced function will not wait here, so
-            # exchanges must not run in the background from now on.
+            # Later calls of the traced function will not wait here. So from now
+            # on, exchanges must not run in the background.
             background.is_at_once = True
 
     @property
     def element_spec(self) -> Any:
-        """The type specification of a batch, without its note."""
+        """The type of a batch, without the notes that workers exchange."""
         return spec_with_rows(self._element_spec)
 
     @property
@@ -311,15 +309,16 @@ def _summarize_later(
     known: tf.Tensor,
     is_end: tf.Tensor,
 ) -> tf.Tensor:
-    """Send the notes on a round; return the summary of all earlier rounds.
+    """Start to send a round's notes; return the summary of earlier rounds.
 
     Args:
         gather: Gathers notes while the next steps run.
         parts: The notes of this worker's replicas.
         known: The summary so far.
-        is_end: Whether to wait for the notes of this round, and include them.
+        is_end: Whether to wait for the notes of this round, and to include them
+            in the summary.
     """
-    # If no notes have arrived, `take` returns zeros. They stand for batches
+    # If no notes have arrived, `take` returns zeros. Zeros stand for batches
     # that no replica has.
     before = batch_digests.summarize_all(gather.take(), known)
     with tf.control_dependencies([before]):
@@ -340,8 +339,8 @@ def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _or_abort(function: Callable[[], None]) -> None:
     """Call a function; if it raises an error, end all collectives.
 
-    If collectives went on, a step in the main thread could wait for a worker
-    whose data have ended.
+    Otherwise, a step in the main thread could wait for a worker whose data have
+    ended.
     """
     try:
         function()
@@ -361,8 +360,8 @@ def after(check: Any, batch: Any) -> Any:
     """Return a batch that is available only after a check has passed.
 
     Args:
-        check: An op, a tensor, or None if there is nothing to wait for.
-        batch: A nest; leaves that are not tensors stay as they are.
+        check: An op or tensor; None if there is nothing to wait for.
+        batch: A nest. Leaves that are not tensors are returned unchanged.
     """
     if tf.executing_eagerly() or check is None:
         return batch

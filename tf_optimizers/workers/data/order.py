@@ -1,8 +1,9 @@
 """Gives shared data one order on all workers, and checks order and length.
 
 Every worker iterates over the whole dataset, and keeps its part of each batch.
-If workers shuffle differently, an epoch misses some rows and sees others twice.
-If workers have different numbers of batches, they wait for each other forever.
+If workers shuffle differently, an epoch misses some rows, and uses other rows
+twice. If workers have different numbers of batches, they wait for each other
+forever.
 """
 
 import collections
@@ -38,21 +39,21 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """Seeds shuffles that have no seed, unless the user seeded TensorFlow."""
+    """Seeds shuffles without a seed, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
-        # The seed and epoch of the arrays that `fit` is about to distribute.
+        # The seed and epoch of arrays that `fit` is about to distribute.
         self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
-        """Shuffle by this seed from now on.
+        """Use this seed from now on, also for arrays to be distributed next.
 
-        Arrays that are about to be distributed get this seed, too. Their
-        previous seed may differ between workers: workers may call `fit` on
-        different lines, or one worker may have trained alone before.
+        Without this seed, the seed of these arrays may differ between workers:
+        workers may call `fit` on different lines, or one worker may have
+        trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -69,8 +70,8 @@ class _ShuffleSeed:
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count the shuffles of each line separately: one worker alone may
-        # shuffle other data on another line.
+        # Count the shuffles of each line of code separately, since one worker
+        # alone may shuffle other data on another line.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"
@@ -112,12 +113,12 @@ _shuffle_seed = _ShuffleSeed()
 
 @functools.cache
 def _shuffle_in_one_order() -> None:
-    """Have TensorFlow and Keras shuffle by our seed, permanently."""
+    """Make TensorFlow and Keras shuffle by `_shuffle_seed`, permanently."""
     replace_shuffles(_shuffle_seed.next, _shuffle_seed.shuffle_of_arrays)
 
 
 def propose_seeds() -> list[int]:
-    """Return a seed for shuffles, followed by `generator_digests()`."""
+    """Return a random seed for shuffles, followed by `generator_digests()`."""
     return [secrets.randbelow(2**31), *generator_digests()]
 
 
@@ -128,9 +129,10 @@ def generator_digests() -> list[int]:
 
 
 def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
-    """Adopt the first worker's seeds, unless the user has seeded TensorFlow.
+    """Use the first worker's seeds, unless the user has seeded TensorFlow.
 
-    Python's and NumPy's generators are also aligned.
+    Args:
+        proposals: The results of `propose_seeds` on all workers.
     """
     _shuffle_seed.set(proposals[0][0])
     align_generators([digests for _, *digests in proposals])
@@ -139,9 +141,11 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
 def align_generators(digests: Sequence[Sequence[int]]) -> None:
     """Reseed Python's and NumPy's generators if they differ between workers.
 
-    The user's data may be shuffled by these generators, for example in a
-    `PyDataset`. A generator is not changed if its state is the same on all
-    workers, or if the user has seeded TensorFlow.
+    The user's code may shuffle data by these generators, for example in a
+    `PyDataset`. If the user has seeded TensorFlow, nothing is reseeded.
+
+    Args:
+        digests: The results of `generator_digests` on all workers.
     """
     if tensorflow_seed() is not None:
         return
@@ -154,8 +158,8 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Make the order of a dataset deterministic if workers share the dataset.
 
-    With `options.deterministic=False`, parallel calls would yield elements as
-    they finish, in an order that differs between workers.
+    With `options.deterministic=False`, parallel calls yield elements as soon as
+    they are ready, in an order that differs between workers.
     """
     if not is_shared(dataset):
         return dataset
@@ -171,14 +175,15 @@ def agree_on_data(
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: The dataset that workers share, or None if each has its own.
+        dataset: The dataset, or None if each worker makes its own data.
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown number.
         rows: The number of rows of each batch on this worker; None if it
             varies.
 
     Returns:
-        The number of rows of each batch on all workers; None if it varies.
+        The number of rows of each batch on all workers together; None if it
+        varies.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []

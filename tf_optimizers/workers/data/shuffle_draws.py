@@ -3,8 +3,8 @@
 Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
 makes an iterator, this worker has another order in all later epochs. TensorFlow
 has no API for the number of draws, but the saved state of an iterator depends
-on this number. So this module draws from a second generator with the same seeds
-until both states are equal, and counts these draws.
+on this number. So this module makes a second generator with the same seeds, and
+counts its draws until both have the same state.
 """
 
 import functools
@@ -56,10 +56,10 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts the draws of a shuffle, and sets the number of draws.
+    """Counts the seeds that a shuffle has drawn, and sets their number.
 
     Attributes:
-        seeds: The two seeds of the generator.
+        seeds: The two seeds of the shuffle's generator.
         generator: The handle of the generator, and its deleter.
     """
 
@@ -70,7 +70,7 @@ class ShuffleDraws:
         self._numbers: dict[bytes, int] = {}
 
     def _make_generator(self) -> tuple[Any, Any]:
-        """Return a generator's handle, and its deleter."""
+        """Make a generator; return its handle and its deleter."""
         return tf.raw_ops.AnonymousSeedGenerator(**self.seeds, reshuffle=True)
 
     @functools.cached_property
@@ -118,7 +118,7 @@ class ShuffleDraws:
         self._numbers[saved] = len(self._saved)
 
     def set(self, number: int) -> None:
-        """Continue as if the shuffle had drawn `number` times, at least 1."""
+        """Continue as if the shuffle had drawn `number` >= 1 times."""
         with tf.device("CPU:0"):
             while len(self._saved) < number:
                 self._draw_counted()
@@ -137,12 +137,12 @@ def count_draws(
     Args:
         dataset: The result of `Dataset.shuffle`. Its generator of seeds is
             private, so the dataset gets another generator with the same seeds.
-        source: The dataset that is shuffled.
+        source: The dataset before the shuffle.
         size: The number of elements in the shuffle buffer.
         reshuffles: Whether each iteration has a different order. None means
             True.
-        chosen: The seed that we have chosen, or None if the user has set a
-            seed.
+        chosen: The seed that this package has chosen, or None if the user has
+            set a seed.
     """
     if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
         return dataset
@@ -162,34 +162,38 @@ def count_draws(
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
-    # A function may keep only the variant, but also needs the generator.
+    # A `tf.function` may keep only the variant, so the variant keeps the
+    # generator alive.
     variant.draws = dataset.draws = draws
     dataset._variant_tensor_attr = variant
     return dataset
 
 
 def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
-    """Return the draws of a function's shuffle; None if the user sets a seed.
+    """Return the draws of a shuffle that a traced function makes.
 
-    The function of a `flat_map`, for example, may make a shuffled dataset for
-    each file. TensorFlow gives each of these datasets its own generator. Then,
-    with one seed, all of them would have the same order in all epochs. So here
-    all datasets draw from one generator, which the function captures.
+    For example, the function of a `flat_map` may make a shuffled dataset for
+    each file. TensorFlow gives each of these datasets its own generator. With
+    one seed, all datasets would have the same order in all epochs. So this
+    function makes a single generator, which the traced function captures.
+
+    Returns:
+        None if the user has set a seed.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():
             return None
         seeds = tf.constant([chosen, chosen + 1], tf.int64)
         draws = ShuffleDraws(*tf.unstack(seeds))
-    add_to_graphs("draws", draws)  # `draws_of` reads them there.
+    add_to_graphs("draws", draws)  # `draws_of` reads this attribute.
     return draws
 
 
 def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
     """Return the draws of all shuffles in a dataset, in a fixed order.
 
-    Shuffles in functions are included if we have chosen their seed. TensorFlow
-    has no public way to list a dataset's inputs.
+    Shuffles that functions make are included if this package has chosen their
+    seed. TensorFlow has no public way to list a dataset's inputs.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
     for function in dataset._functions():

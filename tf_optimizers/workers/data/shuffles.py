@@ -1,4 +1,4 @@
-"""Seeds shuffles of datasets, and inspects datasets for random operations."""
+"""Seeds the shuffles of datasets, and finds random operations in datasets."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
     The content may differ if a `map` draws random numbers or calls Python, or
-    if rows come from Python. TensorFlow has no public way to list a dataset's
-    inputs.
+    if a Python generator yields the rows. TensorFlow has no public way to list
+    a dataset's inputs.
     """
     is_map = isinstance(dataset, MAPS)
     for function in dataset._functions():
@@ -84,9 +84,9 @@ def _has_random_maps(graph: Any) -> bool:
 
 
 def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
-    """Yield the ops of a graph, and of the functions that its ops call.
+    """Yield the ops of a graph, and the ops of functions that they call.
 
-    Functions of an op are included only if `is_entered(op)`.
+    Functions that an op calls are included only if `is_entered(op)`.
     """
     for op in graph.get_operations():
         yield op
@@ -106,15 +106,15 @@ def replace_shuffles(
     choose_seed: Callable[[], int | None],
     choose_shuffle: Callable[[], Callable | None],
 ) -> None:
-    """Change how data are shuffled, permanently in this process.
+    """Make TensorFlow and Keras shuffle by chosen seeds, permanently.
 
     Setting TensorFlow's global seed instead would have side effects: random
     numbers in `Dataset.map` would be the same in every epoch. Keras shuffles
-    arrays by such random numbers, so every epoch would have the same order.
+    arrays by these random numbers, so every epoch would have the same order.
 
     Args:
         choose_seed: Returns the seed for a `Dataset.shuffle` without a seed, or
-            None to change nothing.
+            None to set no seed.
         choose_shuffle: Returns a function that shuffles the rows of arrays in
             `fit`, or None to keep Keras's own function.
     """
@@ -142,7 +142,7 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
-    """Let Keras's adapter of arrays shuffle by a function, in this context.
+    """Make Keras shuffle arrays by a function in this context.
 
     None keeps Keras's own function.
     """

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Logs
-from tf_optimizers._compat.hooks import call_first, check_saving
+from tf_optimizers._compat.hooks import check_saving, insert_callback
 from tf_optimizers._compat.keras_internals import (
     attributes_of,
     layers_of,
@@ -45,7 +45,9 @@ _HINT = (
 @functools.cache
 def watch_state() -> None:
     """Have Keras average state under our strategy, permanently."""
-    call_first(AverageState, lambda model: _state_of_model(model) is not None)
+    insert_callback(
+        AverageState, lambda model: _state_of_model(model) is not None
+    )
     check_saving(_make_common_to_save)
 
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat import Logs
-from tf_optimizers._compat.hooks import call_first
+from tf_optimizers._compat.hooks import insert_callback
 from tf_optimizers._compat.tensorflow_internals import (
     add_to_graphs,
     plain_variable,
@@ -47,7 +47,7 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 @functools.cache
 def reduce_in_first_steps() -> None:
     """From now on, let the first step of each epoch reduce its logs."""
-    call_first(NewEpoch, lambda model: bool(only_local_steppers(model)))
+    insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
 class NewEpoch(keras.callbacks.Callback):
