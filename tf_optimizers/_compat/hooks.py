@@ -28,7 +28,7 @@ def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
     failed: Callable[[tf.distribute.Strategy], None] = lambda _: None,
 ) -> None:
-    """Make Keras build models from the type of the data, permanently.
+    """Make Keras build models from shapes and dtypes of data, permanently.
 
     Keras itself draws a batch before `fit` and `evaluate`, and builds the model
     from the batch's mean over replicas. So a generator would lose this batch,
@@ -39,7 +39,7 @@ def build_from_specs(
 
     Args:
         is_for: Called with a strategy; returns whether models under this
-            strategy are built from the type of the data.
+            strategy are built from shapes and dtypes.
         failed: Called with the strategy if a model cannot be built from a batch
             that the user passes, for example to `train_on_batch`.
     """
@@ -72,10 +72,10 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
     the step raises the same error.
 
     Raises:
-        RuntimeError: If the ignored error comes after `call` has built some
-            layers, since these layers may have the wrong shapes. Not with
-            `run_eagerly`: then `call` may fail only because symbolic tensors
-            have no values.
+        RuntimeError: If a custom step's `call` fails after it has built some
+            layers, since these layers may have the wrong shapes. Not raised
+            with `run_eagerly`, where `call` may fail only because symbolic
+            tensors have no values.
     """
     if not _has_custom_step(model):
         build()

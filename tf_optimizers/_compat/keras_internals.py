@@ -105,10 +105,10 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Make `keras.ops.cond` keep the message of an error; return the error.
+    """Mark and return an error, so that `keras.ops.cond` keeps its message.
 
-    Dynamic loss scaling runs the step inside `keras.ops.cond`. This function
-    would otherwise add "Exception encountered when calling Cond.call()" and a
+    Dynamic loss scaling runs the step inside `keras.ops.cond`. Without this
+    mark, Keras would add "Exception encountered when calling Cond.call()" and a
     list of arguments to the message.
     """
     vars(error)["_keras_call_info_injected"] = True
@@ -231,7 +231,7 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin at `epoch`; None means the argument `initial_epoch`."""
+    """Make `fit` begin at `epoch`; None means its argument `initial_epoch`."""
     # A callback cannot change the arguments of `fit`. But after
     # `on_train_begin`, Keras reads this attribute for its own
     # `BackupAndRestore`.
@@ -250,7 +250,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return a value, or the content of an optional; None if it is empty."""
+    """Return a value; replace an optional by its content, or by None."""
     # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value

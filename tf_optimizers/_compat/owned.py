@@ -44,7 +44,7 @@ class OwnedVariable(values.SyncOnReadVariable):
 
 
 class _Component(LazyZeros):
-    """A replica's component of an `OwnedVariable`; stores only its own rows."""
+    """A replica's component of an `OwnedVariable`; stores only owned rows."""
 
     def __init__(
         self, *, own: tf.Variable | None, rows: slice, **options: Any
@@ -60,7 +60,7 @@ class _Component(LazyZeros):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Assign the replica's own rows of a value of the whole variable."""
+        """Assign the replica's own rows of `value`, which has all rows."""
         written = None
         if self.own is not None:
             value = tf.convert_to_tensor(value, self.dtype)

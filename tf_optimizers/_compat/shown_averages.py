@@ -45,15 +45,15 @@ class _AveragesOf:
 class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
-    The callback itself finds only the inner optimizers of a
-    `LossScaleOptimizer` or a `MultiOptimizer`, at the first level.
+    The callback itself finds the inner optimizers of a `LossScaleOptimizer` or
+    a `MultiOptimizer`, but does not look inside of them.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing: the inner optimizer notes its own gradients."""
+        """Do nothing, since the inner optimizer keeps the averages."""
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""

@@ -48,7 +48,7 @@ def bring_in(
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
             # Replace only the TensorFlow variable inside, so that references to
-            # the Keras variable stay valid. There is no public way.
+            # the Keras variable stay valid. There is no public way to do so.
             variable._initialize(variable.numpy())
 
 
@@ -85,10 +85,10 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Make Keras optimizers built under a strategy join it, permanently.
+    """Make `build` move Keras optimizers into the strategy, permanently.
 
     All Keras optimizers call `build` of the base class before they add
-    variables, so this function replaces only this `build`.
+    variables. So this function replaces only that method.
 
     Args:
         is_for: Called with the current strategy; returns whether to adopt

@@ -68,7 +68,7 @@ def temporary_variable(
 ) -> tf.Tensor:
     """Return the handle of a new variable that lives as long as the handle.
 
-    A kernel can update the value in place if no other tensor uses its memory.
+    A kernel can update the value in place if no other tensor shares the memory.
 
     Args:
         value: The initial value.
@@ -105,8 +105,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: The further arguments of `function`, each as a sequence with one
-            tensor of this replica per variable.
+        *args: One sequence per further argument of `function`. A sequence holds
+            this replica's tensor for each variable.
     """
 
     def placed(component: tf.Variable, *values: Any) -> None:

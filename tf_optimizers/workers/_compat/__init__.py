@@ -1,1 +1,1 @@
-"""Wraps private names of TensorFlow and Keras that only `workers` needs."""
+"""Wraps private names of TensorFlow and Keras for `tf_optimizers.workers`."""

@@ -41,7 +41,7 @@ def write(key: str, text: str) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the text of a key, or None if no process writes one in time.
+    """Return the text of a key, or None if it does not arrive in time.
 
     Args:
         key: The key.

@@ -1,6 +1,6 @@
-"""Imports the private names of TensorFlow that only `workers` needs.
+"""Imports private names of TensorFlow for `tf_optimizers.workers`.
 
-These imports are in a separate module, so that optimizers do not import them.
+The imports are in a separate module, so that optimizers do not need them.
 """
 
 # ruff: noqa: F401
@@ -17,7 +17,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
 
-# Classes that our collectives extend, and their keys.
+# Collectives that our classes extend, and the keys of collectives.
 from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
 from tensorflow.python.distribute.cross_device_utils import (
     CollectiveKeys,

@@ -1,1 +1,1 @@
-"""Checks that workers agree between steps, and finds deadlocks in steps."""
+"""Compares workers between steps, and detects deadlocks during steps."""

@@ -29,11 +29,11 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Check and return a cluster resolver; None means that of `TF_CONFIG`.
+    """Check a cluster resolver, and return it; None reads `TF_CONFIG`.
 
-    An evaluator exchanges nothing with workers, so this function returns a
-    resolver without a cluster. The evaluator's `TF_CONFIG` may list only the
-    workers, as in TensorFlow's documentation.
+    An evaluator exchanges nothing with workers. So for an evaluator, this
+    function returns a resolver without a cluster. An evaluator's `TF_CONFIG`
+    may list only the workers, as in TensorFlow's documentation.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))

@@ -46,8 +46,7 @@ def check_same_optimizer(
     parts = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
-        # A wrapper such as `ShardedState` may count no steps. Its inner
-        # optimizer does.
+        # `ShardedState` itself counts no steps, but its inner optimizer does.
         step = max(int(micro_steps(part)) for part in parts)
         weights = {}
         # In a round of local steps, weights differ intentionally.
@@ -117,9 +116,9 @@ def check_same_training(
     """Raise unless a model's weights and rates are the same on all workers.
 
     A callback may set a weight or the learning rate on one worker only. A step
-    may compute a weight from its replica's rows, and assign it without an
-    optimizer. Workers then differ permanently, and no step detects the
-    difference.
+    may compute a value from its replica's rows, and assign it to a weight
+    without an optimizer. Then workers differ permanently, and no step detects
+    the difference.
 
     Args:
         statements: The results of `statement_of` on all workers.

@@ -1,4 +1,4 @@
-"""Compares statements of all workers, outside of steps.
+"""Compares statements (JSON values) of all workers, outside of steps.
 
 Workers with different graphs would wait for each other forever, in different
 collectives. So workers first compare their settings, through TensorFlow's
@@ -28,7 +28,7 @@ _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Seconds in which every worker reads the statements of all workers.
+# Seconds for every worker to read the statements, once the last has arrived.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -133,7 +133,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     answer = wait_for("all workers", "all", 0, until)
     finish_writing()
     if answer is None:
-        # If the first worker has started late, it still waits for others.
+        # If the first worker was late, it is still waiting for other workers.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS

@@ -49,12 +49,11 @@ class Watchdog:
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []  # The progress at the last check.
-        # The keys of these dictionaries are indices of `_seen`.
-        # The time of the last progress.
+        # By index in `_seen`: the time of the last progress.
         self._since: dict[int, float] = {}
-        # The position that this worker has published.
+        # By index in `_seen`: the position that this worker has published.
         self._written: dict[int, list[int]] = {}
-        # The last position that was the same on the next worker.
+        # By index in `_seen`: the last position that the next worker also had.
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:

@@ -89,7 +89,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_all_gather(self, *args: Any) -> Any:
-        # TensorFlow gathers in a `tf.function`, and fails if this runs eagerly.
+        # TensorFlow gathers in a `tf.function`, which must not run eagerly.
         are_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(False)
         try:

@@ -168,7 +168,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
-        """Send row i to replica i; return the received rows by replica."""
+        """Send row i to replica i; return received rows in replica order."""
         by_rank = np.argsort(self._ranks).tolist()
         rows = tf.reshape(tensor, [self._group_size, -1])
         signature = ALL_TO_ALL, _elements(rows), 0

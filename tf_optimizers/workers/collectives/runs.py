@@ -2,8 +2,8 @@
 
 When a step fails on a worker, this worker may be between two collectives, or
 may have updated only some weights. The other workers wait for this worker, or
-have moved on. The worker's next step must not exchange values with them. So
-every run of a step records its start and its end.
+have moved on. They must not exchange values with the failed worker's next step.
+So every run of a step records its start and its end.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
 TensorFlow runs this exchange in parallel, since no other operation needs the
@@ -104,7 +104,7 @@ def _join(thread: threading.Thread) -> None:
 
 
 def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
-    """Return `function(rank)` for each local rank of `count` replicas."""
+    """Return `function(rank)` for each of `count` local replicas."""
     ranks = range(count)
     if not tf.executing_eagerly():
         return list(map(function, ranks))

@@ -2,7 +2,7 @@
 
 Each replica writes a note on its part of a batch, an int32 vector:
 
-    is a part, rows, how to compare, is informative 0..7, digest 0..7
+    has a part, rows, how to compare, is informative 0..7, digest 0..7
 
 The function `summarize` reduces the notes of all replicas to a summary.
 
@@ -106,7 +106,7 @@ def end(comparison: Comparison, has_total: bool = False) -> list[int]:
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: 8 flags of informative slots, and 8 digests.
+    """Return an int32 [16]: 8 flags (1 for informative slots), and 8 digests.
 
     Args:
         batch: A nest of tensors of any kind.
@@ -212,7 +212,7 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         An int32 vector: the number of replicas that have a part, the total of
         rows, and a `Verdict`. The other elements are for the next summary. They
         are the number of consecutive undecided batches; and for each slot,
-        whether it was equal and informative in any batch so far.
+        whether a batch so far was informative, and equal on all workers.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -226,7 +226,7 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     # A batch is undecided if, for example, its images differ, and its labels
     # are equal but uninformative. An undecided batch is wrong in three cases:
     # - A slot that differs was equal and informative before.
-    # - No slot is equal.
+    # - No slot is equal on all workers.
     # - Too many consecutive batches were undecided, and no slot was ever equal
     #   and informative.
     is_wrong = is_undecided & (
@@ -286,7 +286,7 @@ def summarize_own(
 
 
 def may_continue(known: tf.Tensor) -> tf.Tensor:
-    """Return whether another batch may follow, by the summary of a batch."""
+    """Return whether another batch may follow the batch of the summary."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
 
 

@@ -3,7 +3,7 @@
 Two replicas of a worker take the elements a, b and c in turn:
 
     element                  a        b        c        c'       c'
-    is a part, rows          1, 4     1, 4     1, 2     0, 0     0, 0   ...
+    has a part, rows         1, 4     1, 4     1, 2     0, 0     0, 0   ...
     two elements later       1, 2     0, 0     0, 0     0, 0     0, 0
 
 c' is the first row of c. When a worker's data end, the worker continues with c'

@@ -101,7 +101,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
 
 
 def rows_in(value: Any) -> Any:
-    """Return the number of rows of a value, or None if it is not a batch.
+    """Return a value's number of rows, or None if the value is not a batch.
 
     The number is an int if it is known statically, else an int32 tensor.
     """

@@ -34,8 +34,8 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The functions below call methods of this class, and implement the strategy's
-# methods of the same names.
+# The strategy overrides methods of this class, and calls the functions below
+# instead. These functions call the original methods.
 _Parent = tf.distribute.Strategy
 # The longest wait for other workers if a step cannot be traced, in seconds.
 _REPORTING_SECONDS = 10.0
@@ -146,7 +146,7 @@ def report_failure(strategy: Any) -> None:
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Compare a batch between workers; return it once they have compared it."""
+    """Return a batch that is available once workers have compared the batch."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):

@@ -49,11 +49,11 @@ class _ShuffleSeed:
         self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
-        """Use this seed from now on, also for arrays to be distributed next.
+        """Shuffle by a seed from now on.
 
-        Without this seed, the seed of these arrays may differ between workers:
-        workers may call `fit` on different lines, or one worker may have
-        trained alone before.
+        Arrays that `fit` is about to distribute also get this seed. Until then,
+        their seed may differ between workers: workers may call `fit` on
+        different lines, or one worker may have trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
