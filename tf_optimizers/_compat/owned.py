@@ -21,9 +21,9 @@ class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
     Outside of replicas, every worker reads the whole value. TensorFlow computes
-    this value as a sum over replicas, in which each replica has zeros in the
-    rows that it does not own. When a value is assigned or restored, each
-    replica keeps only its own rows.
+    this value as a sum over replicas. Each replica adds zeros for the rows that
+    it does not own. When a value is assigned or restored, each replica keeps
+    only its own rows.
 
     Attributes:
         own_name: The variable's name, if it differs from the components' name.

@@ -125,7 +125,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # All workers are here, and have read the previous notes.
+        if serial:  # All workers have read the notes of the previous call.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     # Write and read in parallel, so that both take one round trip.

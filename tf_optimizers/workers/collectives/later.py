@@ -64,7 +64,7 @@ class Later:
 
 
 class Call:
-    """A function that runs in the thread of a `Later` when steps start it.
+    """A function that steps start, and that the thread of a `Later` runs.
 
     Args:
         function: Called in the thread when all replicas have started the call.

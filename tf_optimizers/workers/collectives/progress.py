@@ -94,7 +94,7 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return the key of a collective in which no other replica takes part."""
+    """Return a key under which no other replica runs a collective."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 
@@ -151,7 +151,7 @@ class Progress:
 
     @property
     def token(self) -> tf.Tensor:
-        """The ordering token of the replica's collectives."""
+        """The token by which TensorFlow orders the replica's collectives."""
         return self._variable.handle
 
     def numpy(self) -> list[int]:

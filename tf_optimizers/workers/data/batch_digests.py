@@ -67,12 +67,13 @@ BY_HAND = (
 _ENDED = "the end of the data"
 _HINT = (
     "Workers may shuffle, filter or augment by different random numbers. Or "
-    "only one worker has drawn from Python's or NumPy's generator, for example "
-    "in a callback, or has looked at a batch. Set the same seed and draw on "
-    "all workers, or use a separate generator. If each worker should have its "
-    "own data, set `options.experimental_distribute.auto_shard_policy` to "
-    "`OFF`, or use `distribute_datasets_from_function`. If all workers have "
-    "the same rows, and random augmentation makes them look different, set "
+    "one worker alone may have looked at a batch, or may have drawn from "
+    "Python's or NumPy's generator, for example in a callback. Set the same "
+    "seed and draw on all workers, or use a separate generator. If each worker "
+    "should have its own data, set "
+    "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
+    "`distribute_datasets_from_function`. If all workers have the same rows, "
+    "and random augmentation makes them look different, set "
     "`strategy.compares_data = False`."
 )
 
@@ -83,7 +84,7 @@ def note(
     digests: tf.Tensor | None = None,
     total: Any = None,
 ) -> tf.Tensor:
-    """Return the note on a replica's part of a batch.
+    """Describe a replica's part of a batch in a note, an int32 vector.
 
     Args:
         rows: The number of rows in the part, without padding.
@@ -191,13 +192,13 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether a slot is informative: whether any of its rows differ."""
+    """Return whether any rows of a slot (some components of a batch) differ."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
 
 def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return the digest of a slot, uint8 [1, 8]."""
+    """Return the digest of a slot (some components of a batch), uint8 [1, 8]."""
     return tf.fingerprint(tf.reshape(tf.concat(sum(slot, []), 0), [1, -1]))
 
 

@@ -258,7 +258,7 @@ def split_batches(
     replicas: int,
     comparison: Comparison,
 ) -> tf.data.Dataset:
-    """Return the parts of all batches that this worker's replicas take in turn.
+    """Return a dataset of the parts that this worker's replicas take in turn.
 
     Args:
         dataset: A dataset of global batches, the same on all workers.

@@ -58,7 +58,7 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
 
 
 def round_of_fit() -> LocalRound | None:
-    """Return the round of the next step of `fit`.
+    """Return the round of local steps that the next step of `fit` belongs to.
 
     Call this function outside of `strategy.run`.
 

@@ -332,7 +332,7 @@ def _summarize_later(
 
 
 def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return notes without the total of rows."""
+    """Return notes without their last element, the total of rows."""
     return [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
 
 

@@ -38,17 +38,17 @@ class _Probe:
         self._iterator = tf.raw_ops.AnonymousIteratorV3(**kind)
 
     def draw(self) -> bytes:
-        """Draw once, and return the state after this draw."""
+        """Draw a pair of seeds; return the new state of the iterator."""
         tf.raw_ops.MakeIterator(dataset=self._dataset, iterator=self._iterator)
         return self.save()
 
     def save(self) -> bytes:
-        """Return the state, which depends on the number of draws."""
+        """Return the iterator's state, which depends on the number of draws."""
         state = tf.raw_ops.SerializeIterator(resource_handle=self._iterator)
         return tf.io.serialize_tensor(state).numpy()
 
     def load(self, saved: bytes) -> None:
-        """Set the generator back to a saved state."""
+        """Set the generator back to a state from `save`."""
         tf.raw_ops.DeserializeIterator(
             resource_handle=self._iterator,
             serialized=tf.io.parse_tensor(saved, tf.variant),
@@ -170,7 +170,7 @@ def count_draws(
 
 
 def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
-    """Return the draws of a shuffle that a traced function makes.
+    """Return the `ShuffleDraws` of a shuffle that a traced function makes.
 
     For example, the function of a `flat_map` may make a shuffled dataset for
     each file. TensorFlow gives each of these datasets its own generator. With
@@ -190,7 +190,7 @@ def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
 
 
 def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
-    """Return the draws of all shuffles in a dataset, in a fixed order.
+    """Return the `ShuffleDraws` of all shuffles in a dataset, in a fixed order.
 
     Shuffles that functions make are included if this package has chosen their
     seed. TensorFlow has no public way to list a dataset's inputs.
