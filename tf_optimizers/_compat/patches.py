@@ -16,10 +16,10 @@ import tensorflow as tf
 
 
 class Patch(NamedTuple):
-    """Functions that are replaced for one reason.
+    """Functions or properties that are replaced for one reason.
 
     Attributes:
-        names: The full names of the functions.
+        names: The full names of the functions or properties.
         features: The features that need the replacement, as users know them.
         why: The shortcoming of the original.
         without: The failure that users would see without the replacement.

@@ -192,13 +192,13 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether any rows of a slot (some components of a batch) differ."""
+    """Return whether any rows of a slot (components of a batch) differ."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
 
 def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return the digest of a slot (some components of a batch), uint8 [1, 8]."""
+    """Return a uint8 [1, 8], the digest of a slot (components of a batch)."""
     return tf.fingerprint(tf.reshape(tf.concat(sum(slot, []), 0), [1, -1]))
 
 

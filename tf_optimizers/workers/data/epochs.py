@@ -42,8 +42,8 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # These values decide whether workers exchange states, so the values must
-        # be the same on all workers.
+        # These values must be the same on all workers: they decide whether the
+        # workers exchange states.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
