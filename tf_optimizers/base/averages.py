@@ -1,4 +1,4 @@
-"""Keeps the moving averages of `use_ema`."""
+"""Keeps the moving averages of weights that `use_ema=True` asks for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +44,7 @@ class Averages:
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Note which variables a step updates."""
+        """Record which variables the step being traced updates."""
         self._stepped = frozenset(
             variable_key(self._optimizer, variable)
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -72,7 +72,7 @@ class Averages:
     def start(self) -> None:
         """Set the averages to the weights if there was no update yet."""
         if not self._optimizer.use_ema:
-            return  # Callbacks read the averages of an outer optimizer here.
+            return  # This optimizer keeps no averages.
 
         def start() -> None:
             tf.cond(
@@ -81,7 +81,7 @@ class Averages:
                 lambda: None,
             )
 
-        # Callbacks call this outside of the strategy's scope.
+        # Callbacks call this method outside of the strategy's scope.
         with strategy_of(self._optimizer).scope():
             self._placement.once("first average", start)
 
@@ -106,7 +106,7 @@ class Averages:
             if (key := variable_key(optimizer, variable)) in listed
             or (key in self._stepped and not variable.trainable)
         ]
-        # Keras calls this outside of the strategy's scope.
+        # Keras calls this method outside of the strategy's scope.
         with strategy_of(optimizer).scope():
             self._assign(moved)
 

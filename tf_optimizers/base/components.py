@@ -1,4 +1,4 @@
-"""Handles variables, their copies on devices, and accumulated gradients."""
+"""Finds the copies of variables on devices, and accumulates gradients."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 def components(value: Any) -> Sequence[Any]:
-    """Return the components of a variable or value on this worker."""
+    """Return a variable's or value's copies on this worker's devices."""
     return tf.distribute.get_strategy().experimental_local_results(
         backend_variable(value)
     )
@@ -57,11 +57,11 @@ class OnReplicas:
         return averages
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope for computations on the state."""
+        """Return a context for computations on the state."""
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function`; only `OnHost` needs the key."""
+        """Call `function`. Only `OnHost.once` uses the key."""
         return function()
 
 

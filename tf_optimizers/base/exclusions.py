@@ -27,7 +27,7 @@ from tf_optimizers.checks import check_non_negative, check_patterns
 # Biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 
-# The purposes of exclusions.
+# The purposes of exclusions: the computations that can exclude a variable.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
 # The key of the exclusions in a config, and the keys inside them.
@@ -40,12 +40,14 @@ class Excluded:
     """The excluded variables of a built optimizer.
 
     Args:
-        labels: The label of each variable of the optimizer, when it was built.
-            Later, inner optimizers see other names.
+        labels: For each variable, the last part of its path, and its shape,
+            when the optimizer was built. Later, inner optimizers see other
+            names.
         chosen: The positions of the variables that the user passed to
             `exclude_from_weight_decay()`.
-        by_patterns: For each purpose that has patterns, the patterns and the
-            positions of their matches.
+        by_patterns: For each purpose, such as "weight_decay", the patterns and
+            the positions of the variables that match. Purposes without patterns
+            are left out.
     """
 
     labels: Sequence[str] = ()
@@ -55,11 +57,11 @@ class Excluded:
     )
 
     def has(self, purpose: str, index: int) -> bool:
-        """Return whether patterns exclude the variable at a position."""
+        """Return whether patterns for a purpose exclude the variable."""
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry for a config; empty if the user excluded nothing."""
+        """Return the exclusions for a config; empty if there are none."""
         if not self.chosen and not self.by_patterns:
             return {}
         return {
@@ -77,11 +79,14 @@ class Exclusions:
     """The exclusions from weight decay that a user asks for.
 
     Args:
-        patterns: None or regular expressions, for any part of `variable.path`.
+        patterns: None or regular expressions, matched anywhere in
+            `variable.path`.
         names: Patterns for paths, made from the `var_names` of a call of
             `exclude_from_weight_decay()`.
-        variables: Path and shape of each variable passed to that call, by key.
-        saved: The entry in the config that the optimizer was created from.
+        variables: By key, the path and shape of each variable passed to that
+            call.
+        saved: The exclusions in the config from which the optimizer was
+            created.
     """
 
     patterns: Sequence[str] | None = None
@@ -152,7 +157,11 @@ class Exclusions:
     def _found(
         self, purpose: str, patterns: Sequence[str], variables: Sequence[Any]
     ) -> set[int]:
-        """Return the positions of matches, from the config or by a search."""
+        """Return the positions of variables that match patterns.
+
+        Return the positions in the saved config if the patterns and variables
+        are those of the config.
+        """
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
@@ -168,7 +177,9 @@ class Exclusions:
         }
 
     def _chosen_when_saved(self, variables: Sequence[Any]) -> set[int]:
-        """Return the positions of the variables chosen in a config.
+        """Return the positions of the variables that a config has as chosen.
+
+        The user had passed these variables to `exclude_from_weight_decay()`.
 
         Raises:
             ValueError: If a chosen variable is not among `variables`.
@@ -185,7 +196,7 @@ class Exclusions:
         raise _not_found(f"{expected} among {saved[_ALL]}", _labels(variables))
 
     def _was_saved_with(self, variables: Sequence[Any]) -> bool:
-        """Return whether a config was saved with these variables."""
+        """Return whether the config was saved with these variables."""
         return self.saved.get(_ALL) == _labels(variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
@@ -212,8 +223,8 @@ def check_exclusions(
 
     Args:
         patterns: The value of `exclude_from_weight_decay`.
-        others: The constructor's other arguments. Saved exclusions of a config
-            are removed from `others`.
+        others: The constructor's other arguments. This function removes the
+            exclusions that a config has saved there.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)
@@ -221,7 +232,7 @@ def check_exclusions(
 
 
 def check_weight_decay(value: float | None) -> float:
-    """Check `weight_decay`, and return a float; None becomes 0."""
+    """Check `weight_decay`, and return it as a float; None becomes 0."""
     return check_non_negative("weight_decay", 0.0 if value is None else value)
 
 
@@ -236,7 +247,8 @@ def _in_name(pattern: str) -> str:
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags must come first. The lookahead limits matches to the last part.
+    # Flags must come first. The lookahead limits matches to the path's last
+    # part.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
 
 
@@ -246,7 +258,11 @@ def _description(variable: Any) -> tuple[str, str]:
 
 
 def _labels(variables: Sequence[Any]) -> list[str]:
-    """Return the last part of each path, without its number, and the shape."""
+    """Return labels: the last part of each variable's path, and its shape.
+
+    A label omits a number at the end of the path. For example, the label of
+    `dense/kernel_1` is "kernel (3, 4)".
+    """
     return [
         f"{re.sub(r'_[0-9]+$', '', path.rpartition('/')[2])} {shape}"
         for path, shape in map(_description, variables)
@@ -264,7 +280,7 @@ def _without_model(paths: Sequence[str]) -> list[str]:
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable that had a path in a saved config.
+    """Return the position of the variable with a path and shape in a config.
 
     Raises:
         ValueError: If no variable fits, or if several variables fit.

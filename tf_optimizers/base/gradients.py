@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Return a gradient with tensors in place of arrays; keep None."""
+    """Convert the arrays of a gradient to tensors; return None for None."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -38,8 +38,8 @@ def in_state_dtype(
 
     The results have static shapes, except for the number of rows of
     `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
-    reduction expects. Gradients that are passed to a `tf.function` have no
-    device before this call.
+    reduction expects. If gradients were passed to a `tf.function`, they had no
+    device before.
     """
     return [
         None
@@ -65,7 +65,7 @@ def _shaped(gradient: Gradient, variable: Any) -> Gradient:
 def densify(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> list[tf.Tensor | None]:
-    """Return dense gradients of the variables' static shapes; keep None.
+    """Make gradients dense, in their variables' static shapes; keep None.
 
     Duplicate rows of `tf.IndexedSlices` are summed.
     """
@@ -100,7 +100,9 @@ def check_replica_context(replicas: int) -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received a call outside of it."
+            "`apply` must run in `strategy.run`. Received a call outside of "
+            "`strategy.run`. Pass a function that calls `apply` to "
+            "`strategy.run`."
         )
 
 

@@ -22,7 +22,8 @@ from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# The config's key for the names of variables without weight decay.
+# The key in a config for the patterns from `var_names`, which exclude variables
+# from weight decay.
 NAMES = "excluded_names"
 
 
@@ -82,9 +83,10 @@ class Wrapper(Optimizer):
             super().exclude_from_weight_decay(var_list, var_names)
 
     def _exclude(self, weights: Sequence[Any]) -> None:
-        """Exclude the chosen variables before the inner optimizer is built.
+        """Exclude variables from the inner optimizer's weight decay.
 
-        `weights` are the variables that the inner optimizer updates.
+        Call this method before the inner optimizer is built. `weights` are the
+        variables that the inner optimizer updates.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if chosen:
@@ -121,9 +123,9 @@ class Wrapper(Optimizer):
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
-    """Raise if `value` is not a new optimizer.
+    """Raise if `value` is not an optimizer, or is already built.
 
-    `check` is called with `value` and with every wrapped optimizer.
+    `check` is called with `value` and with every optimizer that `value` wraps.
     """
     if not isinstance(value, keras.optimizers.Optimizer):
         raise TypeError(
@@ -201,16 +203,16 @@ class InnerSteps:
 
         Args:
             gradients: Dense gradients of the weights.
-            weights: This replica's components of the variables or, if variables
-                are split, the rows that this replica owns.
-            indices: Positions of the variables among all variables.
+            weights: This replica's components of the variables. If a variable
+                is split, its weight has only the rows that this replica owns.
+            indices: The position of each weight's variable among all variables.
             settings: Attributes of optimizers to replace during the step.
         """
         moved = [self._variables[i] for i in indices]
         shown = [
             variable
             if isinstance(variable, keras.Variable)
-            and variable.shape == weight.shape  # A piece has fewer rows.
+            and variable.shape == weight.shape  # The variable is not split.
             else weight
             for variable, weight in zip(moved, weights, strict=True)
         ]
@@ -245,7 +247,7 @@ class InnerSteps:
 
 
 def _groups_of(optimizer: Any) -> Sequence[Any]:
-    """Return the optimizers of a `MultiOptimizer`, or else the optimizer.
+    """Return the optimizers of a `MultiOptimizer`, or a list of the optimizer.
 
     `MultiOptimizer`, new in Keras 3.12, fails for a group without gradients.
     """

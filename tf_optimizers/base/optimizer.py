@@ -168,8 +168,8 @@ class Optimizer(keras.optimizers.Optimizer):
         """Update each variable with its gradient, in replica context.
 
         Args:
-            grads: Tensors or `tf.IndexedSlices` of the variables' shapes, or
-                None for a variable that the loss does not depend on.
+            grads: A tensor or `tf.IndexedSlices` of each variable's shape, or
+                None if the loss does not depend on the variable.
             trainable_variables: The variables. The first call builds the
                 optimizer with them. Defaults to the variables that the
                 optimizer was built with.
@@ -209,7 +209,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients that Keras can unscale, in the state's dtype."""
+        """Cast gradients to the dtype of their state, for Keras to unscale."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
             # Keras can neither divide nor add `tf.IndexedSlices`.
@@ -250,7 +250,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step at the current learning rate, which is read only once."""
+        """Update the variables at the current learning rate."""
         rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
@@ -272,7 +272,7 @@ class Optimizer(keras.optimizers.Optimizer):
         self._ema.update()
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
-        """Return the up-to-date master weight, or else the variable itself."""
+        """Return a variable's master weight, or the variable without one."""
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
@@ -288,7 +288,10 @@ class Optimizer(keras.optimizers.Optimizer):
         """Raise if variables saved under this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return the patterns for purposes other than weight decay."""
+        """Return the patterns that exclude variables from other computations.
+
+        The keys are purposes other than weight decay, such as layer adaptation.
+        """
         return {}
 
     def _is_decayed(self, index: int) -> bool:

@@ -40,8 +40,8 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a master weight, updated where its variable has changed.
 
-    A master weight holds more bits than its variable, and rounds to the
-    variable's `value`. If an element does not round to that value,
+    A master weight is the float32 copy of a half-precision variable, and rounds
+    to the variable's `value`. If an element does not round to the value, then
     `set_weights`, a constraint or a restored checkpoint has changed the
     variable. Such an element gets the variable's value.
     """
@@ -52,7 +52,7 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 class MasterWeights:
-    """The master weights that an optimizer keeps for its variables."""
+    """The float32 copies of half-precision variables in an optimizer."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self._weights = [
@@ -76,10 +76,11 @@ class MasterWeights:
         ]
 
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
-        """Return the up-to-date master weight, or else the variable itself.
+        """Return a variable's master weight, or the variable without one.
 
-        After you assign to the result, call `store_weight`, which rounds the
-        master weight into the half-precision variable.
+        The master weight is first updated where the variable has changed. After
+        you assign to the result, call `store_weight`, which rounds the master
+        weight into the half-precision variable.
         """
         master = self[index]
         if master is None:
@@ -106,6 +107,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # A master weight begins at 0, and the first step sets it to the weight. A
-    # model that is built while a step is traced has no weights yet.
+    # A master weight begins at 0, and the first step sets it to the weight: if
+    # a model is built while a step is traced, its weights have no values yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")

@@ -1,6 +1,7 @@
-"""Packs tensors of any dtype, and entries, into 32-bit words.
+"""Packs tensors, and entries of tensors, into 32-bit words.
 
-All collectives send such words.
+Entries are some values of a tensor, with their positions. All collectives send
+such words.
 """
 
 import itertools
@@ -34,11 +35,11 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class WordReader:
-    """Reads the replicas' tensors in the order in which they were written.
+    """Reads tensors of all replicas, in the order in which they were written.
 
     Args:
-        words: int32, the words of all replicas, one replica after another. All
-            replicas wrote the same number of words.
+        words: int32, the words of all replicas, one replica after another. Each
+            replica wrote the same number of words.
         replicas: int >= 1. The number of replicas.
     """
 
@@ -61,15 +62,17 @@ class WordReader:
 
 
 class Entries(NamedTuple):
-    """Some entries of a flattened tensor, the same number on every replica.
+    """Some values of a flattened tensor, with their positions.
+
+    Every replica has the same number of entries.
 
     Args:
         values: [n].
-        positions: int [n], increasing. The first positions may be -1; these
-            entries are not sent. After an exchange, the entries of all replicas
-            follow one another, and an entry that was not sent has position 0
-            and value 0.
-        size: Number of elements of the tensor.
+        positions: int [n], increasing. The first positions may be -1, for
+            entries that are not sent. After an exchange, the entries of all
+            replicas follow one another, and an entry that was not sent has
+            position 0 and value 0.
+        size: The number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to this encoding. Defaults to `"float32"`.
         ends: If several tensors were joined into one, the position where
@@ -93,7 +96,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices, as int32 if the static dense shape allows int32."""
+    """Return the indices of slices, in int32 if the static shape allows it."""
     shape = None
     if slices.dense_shape is not None:
         shape = tf.get_static_value(slices.dense_shape)
@@ -109,7 +112,7 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return the bytes of consecutive parts, given the bits of each part.
+    """Return the whole bytes of consecutive parts, from the bits of each part.
 
     A byte that several parts share counts for the first of these parts. The
     last part includes the padding to a whole number of words.
@@ -154,7 +157,8 @@ def unpack_entries(
 
     Args:
         words: int32 [any, words], rows that `pack_entries` returned.
-        entries: The entries that this replica packed, for dtypes and shapes.
+        entries: The entries that this replica packed, which have the same
+            dtypes and shapes.
         rows: The number of rows that this replica packed.
     """
     sizes = [e.size for e in entries]

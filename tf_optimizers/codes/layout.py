@@ -1,9 +1,10 @@
 """Groups the entries of tensors into chunks that share a scale.
 
-A chunk holds entries of one tensor. If several tensors are joined into one, the
-positions decide how many entries belong to each tensor. The layout then has the
-largest number of chunks that the tensors can need, and the last chunks may be
-empty:
+An entry is a value of a tensor, with its position. A chunk holds entries of one
+tensor. If several tensors are joined into one, the positions decide how many
+entries belong to each tensor. So that its shape does not depend on positions,
+the layout then has as many chunks as the tensors can need, and the last chunks
+may be empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -18,7 +19,7 @@ CHUNK = 64
 
 
 def chunk_count(count: int, tensors: int = 1) -> int:
-    """Return the most chunks that `count` entries of `tensors` tensors need.
+    """Return the most chunks that entries of several tensors can need.
 
     The first entry of each tensor begins a chunk. Every `CHUNK` further entries
     may need another chunk.
@@ -27,9 +28,10 @@ def chunk_count(count: int, tensors: int = 1) -> int:
 
 
 class Layout:
-    """Lays out the entries of parts, each [rows, n], in chunks.
+    """Puts entries into chunks, and takes them out again.
 
-    A part is one tensor, or several joined tensors.
+    The entries come in parts of shape [rows, n]. A part has the entries of one
+    tensor, or of several joined tensors.
 
     Args:
         positions: int [rows, n] of each part, increasing in each row. The first
@@ -74,7 +76,7 @@ class Layout:
         ]
 
     def is_empty(self) -> tf.Tensor:
-        """Return where positions are -1, bool [chunks, CHUNK]."""
+        """Return which entries have position -1, bool [chunks, CHUNK]."""
         return self.fill(self._positions) < 0
 
 
@@ -102,16 +104,16 @@ class _SeveralTensors:
         inner = tf.constant(ends[:-1], positions.dtype)
         tensor = tf.searchsorted(inner, tf.reshape(positions, [-1]), "right")
         tensor = tf.reshape(tensor, [rows, count])
-        first = _first(tensor, len(ends))
+        first = _first_indices(tensor, len(ends))
         # The index of each entry within its tensor.
         number = tf.range(count) - tf.gather(first, tensor, batch_dims=1)
         begins = tf.cast(number % CHUNK == 0, tf.int32)
         chunk = tf.cumsum(begins, axis=1) - 1
         self._cells = CHUNK * chunk + number % CHUNK
-        first = _first(chunk, self.chunks + 1)
+        first = _first_indices(chunk, self.chunks + 1)
         entries = first[:, :-1, tf.newaxis] + tf.range(CHUNK)
         is_entry = entries < first[:, 1:, tf.newaxis]
-        # Empty cells refer to the zero that `fill` appends.
+        # Places without an entry refer to the zero that `fill` appends.
         entries = tf.where(is_entry, entries, count)
         self._entries = tf.reshape(entries, [rows, -1])
 
@@ -123,7 +125,10 @@ class _SeveralTensors:
         return tf.gather(filled, self._cells, batch_dims=1)
 
 
-def _first(rising: tf.Tensor, count: int) -> tf.Tensor:
-    """Return where in each row each number below `count` is, or would be."""
+def _first_indices(rising: tf.Tensor, count: int) -> tf.Tensor:
+    """Return where in each row each number below `count` first occurs.
+
+    For a number that does not occur, return where it would be inserted.
+    """
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

@@ -2,8 +2,8 @@
 
 This is the Elias-Fano code. The address of an entry is its position plus 1. The
 low bits of an address are sent as they are. The high bits are the number of a
-block. Since addresses increase, blocks are encoded as a 1 for each entry and a
-0 at the end of each block. With 3 low bits, a block has 8 addresses:
+block. Since addresses increase, each block is encoded as a 1 for each of its
+entries, followed by a 0. With 3 low bits, a block has 8 addresses:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
@@ -79,7 +79,7 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
     `where` is int64 [rows, n], and must not decrease within a row.
     """
     rows = where.shape[0]
-    flat = tf.reshape(where + _first(rows, size), [-1])
+    flat = tf.reshape(where + _row_starts(rows, size), [-1])
     # This op is ten times as fast as a scatter. Validation would reject
     # repeated indices.
     bits = tf.raw_ops.SparseToDense(
@@ -101,7 +101,7 @@ def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
     flat = tf.where(tf.reshape(bits, [-1]))
     dtype = position_dtype(rows * size)
     found = tf.cast(tf.reshape(flat, [rows, count]), dtype)
-    return found - tf.constant(_first(rows, size), dtype)
+    return found - tf.constant(_row_starts(rows, size), dtype)
 
 
 def count_set(bits: tf.Tensor) -> tf.Tensor:
@@ -124,7 +124,7 @@ def _eights(bits: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.reshape(bits, [rows, size, 8]), tf.uint64)
 
 
-def _first(rows: int, size: int) -> np.ndarray:
+def _row_starts(rows: int, size: int) -> np.ndarray:
     """Return the index of each row's first element when rows are joined."""
     return size * np.arange(rows, dtype="int64")[:, np.newaxis]
 
@@ -218,7 +218,7 @@ class _EliasFano(NamedTuple):
 
     @property
     def starts(self) -> list[int]:
-        """The first address of each tensor's first block."""
+        """The address at which each tensor begins in the joined tensor."""
         blocks = (_blocks(size, self.low) for size in self.sizes[:-1])
         first = itertools.accumulate(blocks, initial=0)
         return [block << self.low for block in first]

@@ -13,8 +13,8 @@ depend on the learning rate or on the layer. The finer steps of float16 would
 not help, because codes are much coarser than either dtype.
 
 If a value of a chunk is not finite, the chunk's scales are inf. The codes then
-distinguish NaN, inf and -inf. The code of a finite value is 0, and the value
-stays in the residual.
+distinguish NaN, inf and -inf. Finite values of such a chunk have code 0 and are
+read as 0, so a replica keeps them to send them later.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Float:
     def round(
         self, values: Sequence[tf.Tensor], layout: Layout
     ) -> list[tf.Tensor]:
-        """Return values in the dtype, with finite values clipped to fit."""
+        """Cast values to the dtype, and clip finite values to its range."""
         if self.dtype == tf.float32:
             return list(values)
         every = tf.concat(values, 1)
@@ -75,7 +75,8 @@ class Chunked:
         scales: The number of scales of a chunk.
         encode: Returns the uint8 codes of chunks, and scales of shape
             [chunks, scales].
-        decode: Returns the chunks that codes stand for, with 0 in gaps.
+        decode: Returns the chunks of values for codes, with 0 where a chunk has
+            no entry.
     """
 
     width: int
@@ -92,7 +93,7 @@ class Chunked:
     def round(
         self, values: Sequence[tf.Tensor], layout: Layout
     ) -> list[tf.Tensor]:
-        """Return the float32 values that a receiver reads.
+        """Return the float32 values that a receiver will read.
 
         Rounding these values again changes nothing, because the largest
         magnitude of a chunk and the mean of equal magnitudes stay the same.
@@ -130,7 +131,10 @@ class Chunked:
         return count + -count % (8 // self.width)
 
     def _to_bytes(self, codes: tf.Tensor) -> tf.Tensor:
-        """Pack codes: byte j of a row holds code j of each equal part of it."""
+        """Pack the codes of each row into bytes.
+
+        A row is split into equal parts, and byte j holds code j of each part.
+        """
         parts = tf.split(codes, 8 // self.width, axis=1)
         # The bits do not overlap, so adding joins them.
         return tf.add_n(
@@ -192,8 +196,8 @@ class Int4(Chunked):
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the chunks that codes stand for, with 0 in gaps."""
-        # Gaps were encoded as zeros. The product is exact: a step has 3 bits,
-        # and a scale has 8 significant bits.
+        # Places without an entry were encoded as zeros. The product is exact:
+        # its factors have 3 and 8 significant bits.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
 
@@ -238,7 +242,7 @@ CODES: dict[str, Float | Int4 | Int2] = {
 
 
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
-    """Return scales clipped and rounded to bfloat16, in float32."""
+    """Return scales, clipped and rounded to bfloat16, as float32."""
     scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
     scales = tf.where(scales < _SMALLEST_SCALE, 0.0, scales)
     return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)

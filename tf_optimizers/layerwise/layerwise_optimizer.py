@@ -32,9 +32,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     trust_ratio_from_moments,
 )
 
-# The most variables in a launch of a GPU kernel, and the most elements in a
-# launch of several variables. Larger launches would save little time, and would
-# need all their gradients in memory at the same time.
+# The most variables in one launch of a GPU kernel, and the most elements if the
+# launch has several variables. Larger launches would save little time, and all
+# their gradients would have to be in memory at the same time.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -80,7 +80,7 @@ class LayerwiseOptimizer(Optimizer):
         self.upper_bound = upper_bound
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create m and v for each variable, in its shape and state dtype."""
+        """Create the moments m and v of each variable."""
         if self.built:
             return
         super().build(variables)
@@ -136,7 +136,7 @@ class LayerwiseOptimizer(Optimizer):
         gradients: list[Gradient],
         variables: list[tf.Variable],
     ) -> None:
-        # A subclass may override `update_step`.
+        # If a subclass overrides `update_step`, call it for each component.
         if self.update_step != self._update_step:
             super()._step_at(learning_rate, gradients, variables)
             return
@@ -145,7 +145,7 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Step components; on a GPU, components of one shape share launches."""
+        """Step the components on one device; on a GPU, several per launch."""
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]
@@ -175,7 +175,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def _steps(self) -> tf.Tensor:
         """Return the number of steps so far."""
-        # Keras takes longer to trace `iterations + 1`.
+        # Keras would take longer to trace `iterations + 1`.
         return tf.convert_to_tensor(self.iterations)
 
     def _step_together(self, rows: list[Row], step: tf.Tensor) -> None:
@@ -206,7 +206,7 @@ def launches(
     variables: Sequence[int],
     kernels: Sequence[tuple[Any, ...]],
 ) -> list[list[int]]:
-    """Return the positions in `variables`, grouped by launch on a GPU.
+    """Return the positions in `variables`, grouped by launch of a GPU kernel.
 
     A launch takes as long as stepping a few million parameters, so small
     variables share a launch. Variables in a launch have the same shape, so that
@@ -215,8 +215,8 @@ def launches(
 
     Args:
         variables: The index of each variable.
-        kernels: A key for the kernel of each variable, a tuple that begins with
-            the shape.
+        kernels: For each variable, a key of the kernel that steps the variable:
+            a tuple that begins with the variable's shape.
     """
     groups: dict[Any, list[int]] = {}
     times: collections.Counter = collections.Counter()
@@ -246,7 +246,9 @@ def last_trust_ratio(
         weight: The variable's value before that step, in its state's dtype.
 
     Returns:
-        A scalar, phi(|weight|) / |u|; 1 if the variable is not adapted.
+        A scalar, phi(|weight|) / |u|, where phi clamps to the optimizer's
+        bounds, and u is the direction of the step; 1 if the variable is
+        excluded from layer adaptation.
     """
     index = variable_index(optimizer, variable)
     if not optimizer._is_adapted(index):

@@ -60,9 +60,9 @@ def trust_ratio(
     weight_norm: tf.Tensor,
     norm: tf.Tensor,
 ) -> tf.Tensor:
-    """Return phi(weight_norm) / norm, or 1 if either of the two is 0.
+    """Return phi(weight_norm) / norm, or 1 if phi(weight_norm) or norm is 0.
 
-    phi clamps to the bounds. A NaN stays NaN, so that it reaches the weights.
+    phi clamps a norm to the bounds. NaN stays NaN, and reaches the weights.
     """
     phi = weight_norm
     if hyperparameters.lower_bound is not None:
@@ -81,7 +81,7 @@ def trust_ratio_from_moments(
     v: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Return the trust ratio of the direction computed from w, m and v."""
+    """Return the trust ratio for a weight and the moments m and v."""
     corrections = corrections_at(hyperparameters.betas, step, weight.dtype)
 
     def vectors(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> list[tf.Tensor]:

@@ -1,4 +1,4 @@
-"""Keeps state and gradients on the host."""
+"""Keeps state and gradients in the memory of the host."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from tf_optimizers.base.precision import is_half, state_dtype
 from tf_optimizers.kernels import assign, compiled, read
 from tf_optimizers.replicas import replicas_of
 
-# The enclosing scope adds this worker's job and task.
+# TensorFlow adds this worker's job and task to the name.
 HOST = "/CPU:0"
 
 
@@ -43,21 +43,21 @@ class HostGradient:
 
 
 class OnHost:
-    """Keeps state once per worker, for all of its replicas.
+    """Keeps state on the host, once per worker, for all replicas of a worker.
 
-    Under strategies that merge replicas to update variables, one thread updates
-    the state. Under other strategies, the replicas trace the same code into one
-    graph, one after another. There, the first replica updates the state, and
-    the other replicas use its results.
+    Under a strategy that merges replicas to update variables, one thread
+    updates the state. Under another strategy, the replicas trace the same code
+    into one graph, one after another. There, the first replica updates the
+    state, and the other replicas use its results.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
-        # What a step has computed but not sent, by id of the variable.
+        # By the variable's id: changes that a step has computed but not sent.
         self.unsent: dict[int, tf.Tensor] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return the scope for computations on the state."""
+        """Return a context for computations on the state."""
         return tf.device(HOST)
 
     def update_each(
@@ -90,11 +90,11 @@ class OnHost:
         return averages
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function` on one replica, for all replicas of this worker.
+        """Call `function` once for all replicas of this worker.
 
         Args:
-            key: Identifies the call within the step.
-            function: Returns tensors, which `once` returns on each replica.
+            key: A name for the call, unique within the step.
+            function: Returns tensors. `once` returns them on each replica.
         """
         group = replicas_of()
         if tf.distribute.in_cross_replica_context() or group.count == 1:
@@ -161,9 +161,8 @@ def in_place(
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
-    `old` was copied from another device, so its memory is pinned. The copy of
-    the result to a GPU would take five times as long from memory that is not
-    pinned.
+    `old` was copied from another device, so its memory is pinned. From memory
+    that is not pinned, copying the result to a GPU takes five times as long.
     """
     # Under XLA, all tensors are on one device, and XLA chooses the memory.
     if in_xla():

@@ -39,11 +39,11 @@ from tf_optimizers.offload.host import (
 from tf_optimizers.replicas import replicas_of
 
 # A variable with at least this many elements is large. At most `_AT_ONCE` large
-# variables are stepped at the same time, so that the first changes are sent
-# back while other variables are stepped.
+# variables are stepped at the same time. So the changes of the first variables
+# are sent back while other variables are stepped.
 _LARGE = 1 << 18
-# This many steps at the same time use all processors: XLA runs a memory-bound
-# kernel on sqrt(processors) threads (TensorFlow 2.21).
+# This many steps at the same time use all processors, because XLA runs a
+# memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
@@ -80,7 +80,7 @@ class HostOptimizer(Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Send gradients to the host, unless replicas first exchange them."""
+        """Send gradients to the host, unless replicas must first sum them."""
         check_not_compiled(type(self).__name__, variables)
         if replicas_of().count > 1:
             return super()._cast(gradients, variables)
@@ -138,12 +138,12 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # The dtypes must be those of the results of `step`. Under XLA,
-                # the shapes must be the same, too.
+                # `tf.cond` needs the dtypes of the results of `step`. Under
+                # XLA, it also needs their shapes.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)
-                        for v in _elsewhere(variables)
+                        for v in _not_on_host(variables)
                     ]
 
             # Branches do not run on the device of this scope, but the tensors
@@ -151,7 +151,8 @@ class HostOptimizer(Optimizer):
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 
-        # Call `once` before `tf.cond`, where each replica has its own graph.
+        # Call `once` before this `tf.cond`: inside, each replica has its own
+        # graph, which cannot use another replica's tensors.
         changes = self._placement.once("step", work)
         with tf.device(HOST):
             send = functools.partial(self._apply_changes, changes, variables)
@@ -160,8 +161,8 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Step on the host; return the changes of variables elsewhere."""
-        # These variables are read on their own devices, not on the host.
+        """Step on the host; return the changes of variables not on the host."""
+        # Read the learning rate and `iterations` on their own devices.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
         with tf.device(HOST):
@@ -196,12 +197,12 @@ class HostOptimizer(Optimizer):
         self, changes: list[tf.Tensor], variables: list[tf.Variable]
     ) -> None:
         """Send the changes to every replica, then update the averages."""
-        update_each(_elsewhere(variables), _store, changes)
+        update_each(_not_on_host(variables), _store, changes)
         self._ema.update()
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that waits until fewer than `_AT_ONCE` steps still run."""
+    """Return a scope in which at most `_AT_ONCE` steps run at the same time."""
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
         changes[last : last + 1] if last >= 0 else []
@@ -222,7 +223,7 @@ def _in_state_dtype(
         return in_state_dtype(gradients, variables)
 
 
-def _elsewhere(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+def _not_on_host(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """Return the variables that are not on the host, in the order of steps."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
@@ -270,7 +271,7 @@ def bytes_by_device(
 
 
 def _by_device(variables: Iterable[Any]) -> dict[str, int]:
-    """Return the bytes of all copies on the host, and of all other copies."""
+    """Return the bytes of variables on the host, and on other devices."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
         # A replica holds some rows of sharded state, or none.

@@ -1,4 +1,4 @@
-"""Assigns variables, or rows of them, to replicas."""
+"""Chooses the replica that owns each variable, or each range of its rows."""
 
 import math
 import warnings
@@ -10,12 +10,13 @@ import tensorflow as tf
 
 from tf_optimizers._compat.owned import Rows
 
-# The largest load without a warning, relative to the mean load. If all
-# variables can be split, no load exceeds this limit, because a variable that
-# is not split has at most half of the mean load.
+# A replica's load is the number of bytes that it owns. A load above this limit
+# times the mean load causes a warning. If all variables can be split, no load
+# exceeds the limit, because a variable that is not split has at most half of
+# the mean load.
 _LARGEST_LOAD = 1.5
-# Keras's elementwise optimizers, where the step of an entry depends on no other
-# entry.
+# Keras's elementwise optimizers, in which the step of an element depends on no
+# other element.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the piece is the whole variable, which may be a scalar."""
+        """Whether the piece is the whole variable."""
         return self.ends is None
 
     @property
@@ -56,12 +57,12 @@ def is_elementwise(optimizer: Any) -> bool:
 def assign_owners(
     variables: Sequence[Any], replicas: int, may_split: bool
 ) -> list[Piece]:
-    """Return the pieces of variables and their owners.
+    """Cut variables into pieces, and choose an owner for each piece.
 
     The result is the same on all replicas. Variables are assigned from the
-    largest to the smallest, each to the replica with the least load so far. If
-    `may_split`, a variable larger than half of the mean load is split. No
-    replica gets two pieces of one variable.
+    largest to the smallest, each to the replica that owns the fewest bytes so
+    far. If `may_split`, a variable larger than half of the mean load is split.
+    No replica gets two pieces of one variable.
     """
     sizes = list(map(bytes_of, variables))
     large = (_LARGEST_LOAD - 1) * sum(sizes) / replicas

@@ -1,4 +1,4 @@
-"""Steps the pieces that this replica owns, and sends them to all replicas."""
+"""Steps the weights that this replica owns, and sends them to all replicas."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,8 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharding.ownership import Piece
 from tf_optimizers.sharding.slots import Slots
 
-# Settings of the inner optimizer that are applied outside of its steps.
+# Settings of the inner optimizer that are applied outside of its steps, and
+# disabled within them.
 _OUTSIDE = ("loss_scale_factor", "gradient_accumulation_steps", "use_ema")
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 _NORMS = ("clipnorm", "global_clipnorm")
@@ -40,7 +41,7 @@ class OwnedSum(NamedTuple):
 
 
 class ShardedSteps:
-    """The steps of an optimizer whose state is distributed.
+    """Runs the steps of an optimizer whose state is distributed.
 
     Args:
         optimizer: The inner optimizer, built in the scope of `slots`.
@@ -104,7 +105,7 @@ class ShardedSteps:
             [_rows_of(gradients[group], piece) for group, piece in sent],
             [piece.owner for _, piece in sent],
         )
-        # Averages move even if a variable has no gradient.
+        # An average changes even if its variable has no gradient.
         moved = self._stepped = set(positions)
         pieces = [
             piece
@@ -127,7 +128,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the weight to step or, if it is split, a copy of its rows."""
+        """Return the piece's weight or, for some rows, a copy of these rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -145,7 +146,8 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
-            # Schedules count micro-batches, but the step must count updates.
+            # Schedules count micro-batches, but the formula of the step needs
+            # the number of updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)
@@ -177,7 +179,10 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable; raise if the step changes other replicated state."""
+        """Step a variable; raise if this changes other replicated state.
+
+        Replicated state may change only in the step of its own variable.
+        """
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
         with replaced(
@@ -188,7 +193,10 @@ class ShardedSteps:
             return step(gradient, variable, *args, **kwargs)
 
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
-        """Clip gradients by their norms or global norm over all replicas."""
+        """Clip gradients by `clipnorm` or `global_clipnorm`.
+
+        The norms are taken over the rows of all replicas.
+        """
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.group for each in owned]
@@ -267,8 +275,8 @@ class ShardedSteps:
         ]
         values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
-        # All owners of a variable's rows have changed this state in the same
-        # way, so the first owner sends it.
+        # All owners of a variable's rows have changed its replicated state in
+        # the same way, so the first owner sends the state.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._replicated
@@ -276,8 +284,8 @@ class ShardedSteps:
         news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
-            # The owner of a whole weight already has the new value. An owner of
-            # rows has stepped a copy.
+            # The owner of a whole weight already has the new value, but an
+            # owner of rows has stepped a copy.
             if piece not in weights or not piece.is_whole:
                 parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():
@@ -299,7 +307,8 @@ def _total_squares(
         groups: The group of each value, in [0, count).
         count: Number of groups.
     """
-    # In float32, squares of values above 2e19 would be infinite.
+    # In float32, the squares of norms above 2e19 would be infinite, but `norm`
+    # returns float64.
     squares = [tf.square(norm(value)) for value in values]
     by_group: list[list[tf.Tensor]] = [[] for _ in range(count)]
     for group, square in zip(groups, squares, strict=True):

@@ -1,4 +1,4 @@
-"""Creates the slots of an inner optimizer on the replicas that own them."""
+"""Creates the state of an inner optimizer on the replicas that own it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,13 @@ class Slots:
 
     State created by `add_variable_from_reference` belongs to the referenced
     variable. State created in a loop over the variables belongs to the loop's
-    current variable. Only the owners of a variable hold such state, each for
-    its own rows. State that belongs to no variable is replicated: every replica
-    holds all of it. If a variable is split by rows, its state with another
-    shape is replicated, too. Gradient accumulators are neither owned nor
-    replicated: every replica holds its own sums.
+    current variable. Only the owners of a variable hold its state. If the
+    variable is split, each owner holds the state of its own rows.
+
+    State that belongs to no variable is replicated: every replica holds all of
+    the state. If a variable is split, its state of any other shape is
+    replicated, too. Gradient accumulators are neither owned nor replicated:
+    every replica holds its own sums.
 
     Args:
         strategy: The strategy.
@@ -34,7 +36,7 @@ class Slots:
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: Pairs of a slot and a piece of the slot's variable.
+        owned: Pairs of a state variable and a piece of the model's variable.
         replicated: Pairs of a replicated state variable, and the position of
             the model's variable that the state belongs to. The position is None
             if the state belongs to no variable.
@@ -60,9 +62,9 @@ class Slots:
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[list[Any]]:
-        """Collect the state of an optimizer that is built in this scope.
+        """Distribute the state of an optimizer that is built in this scope.
 
-        Yields the variables to pass to `build`.
+        Yields the variables to pass to the optimizer's `build`.
         """
         positions = {
             variable_key(optimizer, variable): position

@@ -1,1 +1,1 @@
-"""Trains Keras models on several workers as one process would."""
+"""Trains Keras models on several workers, with the results of one process."""

@@ -1,4 +1,4 @@
-"""Implements the devices and collectives of our strategy."""
+"""The devices and collectives of `SparseMultiWorkerMirroredStrategy`."""
 
 import functools
 import itertools
@@ -31,27 +31,28 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# The number of group keys for one strategy. Every worker's `worker_channel`
-# takes one key, so there must be more keys than workers.
+# TensorFlow identifies each group of devices by a number, its group key. Each
+# strategy reserves this many keys. Every worker's `worker_channel` takes one
+# key, so there must be more keys than workers.
 _KEYS_PER_STRATEGY = 1 << 12
-# TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow for
-# messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
+# By default, TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow
+# for messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
 RPC_CHUNK_BYTES = 1 << 15
 _RING = tf.distribute.experimental.CommunicationOptions(implementation="RING")
 
 
 class SparseExtended(VariablesExtended):
-    """The extension of `MultiWorkerMirroredStrategy`.
+    """The `strategy.extended` of `SparseMultiWorkerMirroredStrategy`.
 
-    TensorFlow implements every strategy in such an object, `strategy.extended`.
-    TensorFlow's own class has no public name.
+    TensorFlow calls this object to create variables, run replicas and reduce
+    values.
 
     Attributes:
-        replica_group: The class of the results of `replicas_of`.
+        replica_group: The class of the object that `replicas_of` returns.
         number: The strategy's number among the strategies of this process,
             from 1.
-        channels: All channels between workers. The collectives of a channel run
-            one after another. `later` adds more channels.
+        channels: The objects that run collectives between workers. Each channel
+            runs its collectives one after another. `later` adds more channels.
     """
 
     replica_group = WorkerReplicas
@@ -60,7 +61,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The seconds that a collective may wait for other workers, or None."""
+        """The seconds that a collective waits for other workers, or None."""
         return self._communication_options.timeout_seconds
 
     def _use_merge_call(self) -> bool:
@@ -97,20 +98,21 @@ class SparseExtended(VariablesExtended):
     def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
         self._take_keys()
         if joined_cluster() is not None:
-            # Another strategy has started the server and the health checks.
+            # This process's first strategy has started the server and the
+            # health checks.
             self._std_server_started = True
             self._enable_check_health = False
         super()._initialize_multi_worker(cluster_resolver)
         self._replace_collectives()
 
     def _update_config_proto(self, config_proto: Any) -> Any:
-        # Only the server's config can set the chunk size.
+        # Only the config of TensorFlow's server can set the chunk size.
         config = super()._update_config_proto(config_proto)
         config.experimental.recv_buf_max_chunk = RPC_CHUNK_BYTES
         return config
 
     def _take_keys(self) -> None:
-        # All of TensorFlow's strategies use the same first group key. Two
+        # TensorFlow starts at the same group key for every strategy, so two
         # strategies would mix up their collectives.
         self.number = next(_numbers)
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
@@ -156,10 +158,10 @@ class SparseExtended(VariablesExtended):
         )
 
     def reduce_in_parallel(self, reduce_op: Any, value: Any) -> Any:
-        """Reduce over all replicas, without waiting for other collectives.
+        """Reduce a value over all replicas, in parallel with other collectives.
 
         TensorFlow runs the collectives of a group of devices one after another.
-        So this method uses a second group, which no public API can form.
+        So this method uses a second group of the same devices.
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
@@ -171,12 +173,16 @@ class SparseExtended(VariablesExtended):
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
     ) -> tf.Tensor:
-        """Return a summary of all replicas' notes on a batch.
+        """Exchange notes on a batch between replicas; return their summary.
+
+        A note is a vector of numbers that describes one replica's part of the
+        batch.
 
         Args:
-            summarize: Called with all notes and `before`; returns the summary.
+            summarize: Called with the stacked notes of all replicas and with
+                `before`. Returns the summary.
             notes: The notes of this worker's replicas.
-            before: The summary for the previous batch.
+            before: The summary of the previous batch.
         """
         if tf.executing_eagerly():
             return self._summarize_in_function(summarize, list(notes), before)
@@ -184,7 +190,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """`_summarize` as a `tf.function`: its ops do not wait for Python."""
+        """`_summarize` as a `tf.function`, which runs without Python."""
         return tf.function(self._summarize, autograph=False)
 
     def _summarize(
@@ -196,10 +202,9 @@ class SparseExtended(VariablesExtended):
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
-        """Stack the notes of all replicas; this worker's replicas send `note`.
+        """Stack a note of each replica; this worker's replicas send `note`.
 
-        The notes travel in the main channel, since the step waits for the
-        result.
+        The exchange uses the main channel, since the step waits for the notes.
         """
         return self.gather_copies(
             self.channel, [note] * len(self.worker_devices)
@@ -208,7 +213,7 @@ class SparseExtended(VariablesExtended):
     def gather_copies(
         self, channel: Any, copies: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Stack one small tensor of each replica.
+        """Exchange one small tensor per replica, and return the stack.
 
         Args:
             channel: The channel for the exchange.
@@ -222,9 +227,9 @@ class SparseExtended(VariablesExtended):
         gathered = in_every_replica(gather, len(copies))
         if tf.executing_eagerly():
             return gathered[0]
-        # Without this dependency, a failed check of the result would cancel the
-        # gather of another local replica, and the peers of that replica on
-        # other workers would wait forever.
+        # Wait for the gathers of all local replicas. Otherwise, a failed check
+        # of the result would cancel the other gathers, and their peers on other
+        # workers would wait forever.
         with tf.control_dependencies(gathered):
             return tf.identity(gathered[0])
 
@@ -236,18 +241,19 @@ class SparseExtended(VariablesExtended):
     def check_step_ended(self) -> None:
         """Record a failure if a step has begun but has not ended.
 
-        The main thread, which usually runs the steps, calls this method between
-        steps.
+        Call this method between steps: a step that has not ended then has
+        failed.
         """
         if any(map(is_in_run, self.channel.progress())):
             self.channel.enter()
 
     def in_replica(self, method: Callable, *args: Any) -> Any:
-        """Return `method(*args, local rank, options)` for the calling replica.
+        """Run a collective from replica context, and return its result.
 
         Args:
-            method: A method of `channel` or of another channel.
-            *args: Nests of this replica's tensors.
+            method: A channel's method. Called for each local replica as
+                `method(*args, local rank, options)`.
+            *args: Nests of the calling replica's tensors.
         """
         context = tf.distribute.get_replica_context()
         options = self._communication_options
@@ -284,9 +290,10 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """A function that returns the `GatherLater` for notes of a shape.
+        """A function from the shape of notes to a `GatherLater` for the notes.
 
-        Calls with the same shape return the same object.
+        A `GatherLater` gathers tensors while steps run. Calls with the same
+        shape return the same object.
         """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)
@@ -294,15 +301,12 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def current(self) -> Current:
-        """The channel that replaces the main channel in some threads."""
+        """Holds the channel that replaces the main channel in a thread."""
         return Current()
 
     @property
     def channel(self) -> SparseCollectiveAllReduce:
-        """The channel of this thread: by default, the main channel.
-
-        TensorFlow keeps the main channel private.
-        """
+        """The channel that this thread uses, by default the main channel."""
         return self.current.channel or self._cross_device_ops
 
     @property
@@ -312,17 +316,17 @@ class SparseExtended(VariablesExtended):
 
     @property
     def workers(self) -> int:
-        """The number of worker processes, which TensorFlow keeps private."""
+        """The number of worker processes."""
         return self._num_workers
 
     @property
     def worker_index(self) -> int:
-        """This process's rank among the workers; the chief's is 0."""
+        """This process's index among the workers; the chief has index 0."""
         return self._id_in_cluster
 
     @property
     def tasks(self) -> list[str]:
-        """The workers' names in TensorFlow, which TensorFlow keeps private."""
+        """The workers' names, such as "/job:worker/replica:0/task:1"."""
         cluster = self._cluster_spec
         return [
             f"/job:{job}/replica:0/task:{task}"

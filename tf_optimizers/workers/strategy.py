@@ -72,10 +72,13 @@ class SparseMultiWorkerMirroredStrategy(
     and `predict` of Keras 3 work. An `all_reduce` exchanges all
     `tf.IndexedSlices` in one all-gather, instead of three per variable. The
     same all-gather carries small dense values. Large dense values of one dtype
-    travel together, in packs of `communication_options.bytes_per_pack` bytes;
-    0, the default, means one pack. On CPUs, with at most ten replicas per
-    worker, a gather takes one round trip, and a sum of large values takes two.
-    With 64 or more replicas, each takes one more, unless their number is prime.
+    travel in packs of `communication_options.bytes_per_pack` bytes or, if this
+    option is 0, the default, in one pack.
+
+    On CPUs, with at most ten replicas per worker, a gather takes one round
+    trip, and a sum of large values takes two. With 64 or more replicas, gathers
+    and sums each take one more round trip, unless the number of replicas is
+    prime.
 
     Create the strategy before any tensor or variable, and the model in its
     `scope()`:
@@ -97,7 +100,8 @@ class SparseMultiWorkerMirroredStrategy(
     - Every logical CPU device of a worker is a replica, not only the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so
       that `gradient_accumulation_steps` and `steps_per_execution` work.
-    - All workers see shared data in the same order, even without a seed.
+    - If every worker iterates over the whole dataset, all workers see its
+      elements in the same order, even without a seed.
     - If workers were started with different settings, have different numbers
       of batches, or exchange values of different sizes, they raise an error
       instead of waiting for each other forever.
@@ -115,10 +119,10 @@ class SparseMultiWorkerMirroredStrategy(
             error, after a few more seconds. Defaults to `None`: no timeout.
 
     Attributes:
-        agreement_seconds: float > 0. Outside of collectives, the seconds that a
-            worker waits for a slower worker before it raises an error. The
-            slower worker may be preparing its data, for example. Defaults to
-            `1800.0`, half an hour.
+        agreement_seconds: float > 0. The seconds that a worker waits for a
+            slower worker outside of collectives, for example while the slower
+            worker prepares its data. After this time, the waiting worker raises
+            an error. Defaults to `1800.0`, half an hour.
         compares_data: bool. Whether workers that share their data compare
             batches, and raise an error if batches differ. Set this attribute
             before `fit`. Defaults to `True`.
@@ -188,8 +192,8 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Split the batches of a dataset among all replicas.
 
-        Every worker must call this method. `fit`, `evaluate` and `predict` also
-        call this method.
+        Every worker must call this method. `fit`, `evaluate` and `predict` call
+        this method themselves.
 
         Raises:
             RuntimeError: If data differ in length or order between workers.
@@ -253,7 +257,7 @@ class SparseMultiWorkerMirroredStrategy(
         TensorFlow's strategies do.
         """
         if fn not in self._functions:
-            given = weakref.ref(fn)  # Do not keep the key alive.
+            given = weakref.ref(fn)  # Do not keep `fn`, the key, alive.
 
             def run(*args: Any) -> Any:
                 traced: Any = traced_by(given())
@@ -272,7 +276,7 @@ class SparseMultiWorkerMirroredStrategy(
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values, of any dtype, along `axis`.
 
-        `predict` joins predictions by this method.
+        `predict` uses this method to join predictions.
         """
         gather = super().gather
         return tf.nest.map_structure(

@@ -1,13 +1,14 @@
 """Exchanges the values of optimizers between the replicas of all workers.
 
-Each value of sharded state is owned by one replica. A message has one row per
-owner, and all rows are padded to the longest row:
+An optimizer such as `ShardedState` assigns each value to one replica, the
+value's owner. Replicas send gradients to the owners in messages. A message has
+one row per owner, and all rows are padded to the longest row:
 
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
     replica 1   [a b | c .]                   1: sums of c .
 
-Then each owner sends its row of new weights to all replicas. A message has one
-dtype, and at most `MESSAGE_BYTES` bytes.
+After the step, each owner sends a row of new weights to all replicas. A message
+has one dtype, and at most `MESSAGE_BYTES` bytes.
 """
 
 import contextlib
@@ -30,8 +31,8 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 
-# Larger messages take longer, since the operating system clears their memory
-# each time. Smaller messages take more round trips.
+# The most bytes in a message. Larger messages take longer, since the operating
+# system clears their memory each time. Smaller messages take more round trips.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -51,14 +52,14 @@ class WorkerReplicas(ReplicaGroup):
         return self._strategy.extended.worker_index
 
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums over this process's replicas."""
+        """Return each value's sum over this process's replicas."""
         extended, total = self._strategy.extended, tf.distribute.ReduceOp.SUM
         return extended.in_replica(
             extended.worker_channel.all_reduce, total, list(values)
         )
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return the sums of values over replicas.
+        """Return each value's sum over all replicas.
 
         The sum of `Entries` is `IndexedSlices` with the entries of all
         replicas.
@@ -78,20 +79,20 @@ class WorkerReplicas(ReplicaGroup):
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
         """Send row i of `rows` to replica i; return the received rows.
 
-        Both have the shape [replicas, ...].
+        `rows` and the result have the shape [replicas, ...].
         """
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Join the rows of all replicas; each sends the same number of rows."""
+        """Join the rows of all replicas, an equal number from each replica."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return sums over replicas; each sum is valid only on its owner."""
+        """Return each value's sum over replicas, valid only on its owner."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             numbers = to_numbers(_rows(message, message.rows, values))
@@ -104,7 +105,7 @@ class WorkerReplicas(ReplicaGroup):
     def gather_from_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return, on all replicas, the owner's copy of each value."""
+        """Return the owner's copy of each value, on all replicas."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             own = message.rows[self.rank]
@@ -127,7 +128,7 @@ class WorkerReplicas(ReplicaGroup):
 
         Args:
             send: Called with each message. Returns a pair for each received
-                row: the ranges in the row, and the row.
+                row: the list of ranges in the row, and the row itself.
             values: This replica's values.
             owners: The owner of each value.
         """
@@ -158,14 +159,14 @@ class WorkerReplicas(ReplicaGroup):
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context in which exchanges use the channel of `later`."""
+        """Return a context in which exchanges use the channel for `later`."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return the statements of all workers.
+        """Send a statement to all workers; return every worker's statement.
 
         Call this method outside of `strategy.run`.
         """
@@ -174,10 +175,10 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context that raises an error if code needs other workers.
+        """Return a context that raises if code in it needs other workers.
 
         Args:
-            name: The name of the call that this worker makes alone, for errors.
+            name: The call that this worker makes alone, for the error message.
         """
         return acting_alone(name)
 
@@ -211,7 +212,7 @@ class Range(NamedTuple):
     """A range of elements of a flattened value.
 
     Attributes:
-        position: The position of the value in a list.
+        position: The index of the value among the exchanged values.
         start: The index of the first element.
         stop: The index after the last element.
     """
@@ -227,11 +228,11 @@ class Range(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One exchange of values.
+    """Values to exchange in one message.
 
     Attributes:
         dtype: The dtype of the values.
-        rows: The row of each replica: ranges of values that the replica owns.
+        rows: For each replica, a row: ranges of values that the replica owns.
         length: The number of elements to which each row is padded.
     """
 

@@ -1,1 +1,1 @@
-"""Runs steps of Keras models, weighted by the rows of each replica."""
+"""Runs the steps of Keras models, and weights replicas by their rows."""

@@ -1,8 +1,8 @@
 """Averages the state that steps assign without an optimizer.
 
-Layers and steps compute state from the rows of their replica: moving
-statistics, centers, codebooks. Within an epoch, each replica has its own
-values. Before the model is evaluated or saved, all replicas get the mean of
+Layers and steps compute such state from the rows of their replica: for example,
+moving statistics, centers or codebooks. Within an epoch, each replica has its
+own values. Before the model is evaluated or saved, all replicas get the mean of
 these values.
 
     in an epoch              at its end, `evaluate`, `predict`, `save`
@@ -44,7 +44,7 @@ _HINT = (
 
 @functools.cache
 def watch_state() -> None:
-    """Have Keras average state under our strategy, permanently."""
+    """From now on, average state that steps assign, before Keras reads it."""
     insert_callback(
         AverageState, lambda model: _state_of_model(model) is not None
     )
@@ -52,26 +52,26 @@ def watch_state() -> None:
 
 
 class AverageState(keras.callbacks.Callback):
-    """Averages state over replicas before Keras or other callbacks read it."""
+    """Averages state that steps assign before Keras or a callback reads it."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Make state common before other callbacks save the model."""
+        """Average state over replicas before other callbacks save the model."""
         self._make_common("the end of an epoch")
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Make state common before an evaluation, even during `fit`."""
+        """Average state over replicas before an evaluation, even in `fit`."""
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that this evaluation left the state of training unchanged."""
+        """Record that the evaluation has not changed state of training."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
-        """Make state common before a prediction."""
+        """Average state over replicas before a prediction."""
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that this prediction left the state of training unchanged."""
+        """Record that the prediction has not changed state of training."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -85,7 +85,7 @@ class AverageState(keras.callbacks.Callback):
 
 def _make_common_to_save(model: keras.Model) -> None:
     state = _state_of_model(model)
-    # While a function is traced, nothing can be exchanged.
+    # Workers cannot exchange values while a function is traced.
     if state is not None and tf.executing_eagerly():
         state.make_common(model, "the saving of a model")
 
@@ -94,7 +94,7 @@ class _Assigned(NamedTuple):
     """A variable that steps assign.
 
     Attributes:
-        variable: The variable.
+        variable: A weak reference to the variable.
         only_in_training: Whether only training steps assign the variable.
     """
 
@@ -103,17 +103,19 @@ class _Assigned(NamedTuple):
 
 
 class CommonState:
-    """The state that steps of a strategy assign on each replica.
+    """The variables that replicas assign in the steps of a strategy.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
     """
 
     def __init__(self, strategy: Any) -> None:
-        # A weak reference: values of `_states` must not keep their keys alive.
+        # A weak reference, so that a value of `_states` does not keep its key,
+        # the strategy, alive.
         self._reference = weakref.ref(strategy)
         self._assigned: dict[int, _Assigned] = {}
-        # The progress when a variable was last common, by the variable's id.
+        # By a variable's id: the result of `_progress` when all replicas last
+        # had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
@@ -122,7 +124,7 @@ class CommonState:
         return self._reference()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that a replica assigns to the variable in the traced step."""
+        """Record that the step being traced assigns a variable."""
         if variable.aggregation != "none":
             return  # TensorFlow reduces the value over replicas.
         known = self._assigned.get(id(variable))
@@ -138,10 +140,11 @@ class CommonState:
         return known is not None and known.variable() is variable
 
     def make_common(self, model: keras.Model, subject: str) -> None:
-        """Give all replicas the mean of a model's state.
+        """Set a model's state to the mean over all replicas.
 
-        Every worker must call this method, unless no step has run since the
-        state was last common. In that case, the method exchanges nothing.
+        Every worker must call this method. If no step has run since all
+        replicas last had the same state, the method exchanges nothing, and a
+        single worker may call the method.
 
         Args:
             model: The model.
@@ -168,7 +171,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that state that only training assigns is still common."""
+        """Record that replicas still agree in state that only training sets."""
         self._note_common(
             [
                 variable
@@ -183,7 +186,7 @@ class CommonState:
         self._common_at |= {id(variable): now for variable in variables}
 
     def _progress(self) -> Any:
-        """Return a value that stays equal until a step runs."""
+        """Return a value that changes when a step runs."""
         extended = self._strategy.extended
         # With one worker, steps are not counted. A new object differs from all
         # earlier objects, so replicas are always compared. The comparison is
@@ -191,7 +194,7 @@ class CommonState:
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
-        """Return the variables that steps assign, in the model's order."""
+        """Return the model's variables that steps assign, in its order."""
         of_rows = _states_of_rows(model)
         found = [
             variable
@@ -203,7 +206,7 @@ class CommonState:
         return [*found, *_variables_of_tensorflow(model)]
 
     def _warn(self, variables: Sequence[Any]) -> None:
-        """Warn once, on the first worker, about variables that have no mean."""
+        """Warn once, on the first worker, if a variable cannot be averaged."""
         new = [v for v in variables if id(v) not in self._warned]
         self._warned |= {id(variable) for variable in new}
         if new and self._strategy.extended.worker_index == 0:
@@ -228,14 +231,14 @@ _states: weakref.WeakKeyDictionary[Any, CommonState] = (
 
 
 def state_of(strategy: Any) -> CommonState:
-    """Return the state of one of our strategies."""
+    """Return the `CommonState` of a strategy."""
     return _states.setdefault(strategy, CommonState(strategy))
 
 
 def _state_of_model(model: keras.Model) -> CommonState | None:
-    """Return the state of a model's strategy, if the strategy is ours.
+    """Return the `CommonState` of a model's strategy, or None.
 
-    Return None for other strategies, and for a strategy with one replica.
+    Return None if the strategy is not ours, or has only one replica.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
@@ -244,7 +247,7 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 
 
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
-    """Record that a step assigns a variable, if our strategy runs it."""
+    """Record that a step assigns a variable, if our strategy runs the step."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return
@@ -253,10 +256,10 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 
 
 def _states_of_rows(model: keras.Model) -> set[int]:
-    """Return the ids of states that recurrent layers keep for each row.
+    """Return the ids of the states that recurrent layers keep for each row.
 
-    A replica gets the rows at the same positions of every batch, and continues
-    their states.
+    These states must not be averaged: a replica gets the rows at the same
+    positions of every batch, and continues the states of these rows.
     """
     return {
         id(state)
@@ -269,9 +272,9 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return each `tf.Variable` that is an attribute of a model or its layers.
 
-    Keras does not track these variables or their assignments. Variables of
-    random generators are not included, as each replica intentionally has its
-    own generators.
+    Keras does not track these variables or their assignments. The result omits
+    variables of random generators, since each replica intentionally has its own
+    generators.
     """
     return [
         each

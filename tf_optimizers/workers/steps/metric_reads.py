@@ -22,7 +22,7 @@ from tf_optimizers.workers.steps.common_state import state_of
 
 _SUBJECT = "the reading of a variable"
 _SAVING = (
-    "The variable is a sum over workers, and saving reads it: save on every "
+    "Saving reads this variable, which is a sum over workers. Save on every "
     "worker, each to its own path, or use `tfo.callbacks.BackupAndRestore`."
 )
 _METRICS = (
@@ -31,12 +31,13 @@ _METRICS = (
 
 
 class MetricReader:
-    """Reads variables as sums over replicas; all workers must take part.
+    """Reads the variables of metrics as sums over all workers' replicas.
 
-    At the end of every epoch, Keras reads the variables of a model's metrics
-    one by one. The first read sums all of them, and lets workers compare their
-    training. The sums stay valid until a step or a collective begins, or the
-    value of a replica of this worker changes.
+    All workers must read together. At the end of every epoch, Keras reads the
+    variables of a model's metrics one by one. The first read sums all these
+    variables, and compares the training of all workers. The sums stay valid
+    until a step or a collective begins, or until a variable changes on a
+    replica of this worker.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -44,7 +45,8 @@ class MetricReader:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # Scripts pass models to `watch` in the same order on all workers.
+        # The models, in the order in which scripts pass them to `watch`. The
+        # order is the same on all workers.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )
@@ -55,8 +57,9 @@ class MetricReader:
     def watch(self, model: keras.Model) -> None:
         """From now on, read all metrics of a model together.
 
-        Variables that were created outside of the scope become the strategy's.
-        Without this change, they would count only this worker's rows.
+        Metrics' variables that were created outside of the strategy's scope
+        become the strategy's. Otherwise, these variables would count only this
+        worker's rows.
         """
         bring_in(self._strategy, model.metrics_variables)
         self._models[model] = None
@@ -66,7 +69,7 @@ class MetricReader:
         self._assignments += 1
 
     def read(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return the sum of a metric's variable; None for other variables.
+        """Return the sum of a metric's variable, or None for other variables.
 
         Raises:
             RuntimeError: If only some workers read the variable, or if workers
@@ -90,7 +93,7 @@ class MetricReader:
         return self._strategy.extended.channel.progress(), self._assignments
 
     def _own(self, variable: tf.Variable) -> bytes:
-        """Return the values of this worker's replicas, as bytes."""
+        """Return a variable's values on this worker's replicas, as bytes."""
         copies = self._strategy.experimental_local_results(variable)
         return b"".join(copy.numpy().tobytes() for copy in copies)
 
@@ -132,7 +135,7 @@ class MetricReader:
 
 
 def _summed(model: keras.Model) -> list[tf.Variable]:
-    """Return the variables of a model's metrics that are sums."""
+    """Return the metrics' variables of a model that are sums over replicas."""
     values = [variable.value for variable in model.metrics_variables]
     return [
         value

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# The largest size of a metric's variables that are summed in every step.
+# If a metric's variables take more bytes, steps do not sum the variables.
 _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Wrap a metric's `result` to record its tensors in `replica.results`.
 
-    Each record is (name, tensor, metric, place among the tensors). The metric
-    is None if its results must not be computed again.
+    A record is (name, tensor, metric, place among the tensors). The metric is
+    None if its results must not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -29,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # Copy variables, which the strategy would return instead of tensors.
+        # Copy variables: the strategy would return a variable, not its value.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
@@ -49,7 +49,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 
 def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Return whether an output is a result converted to a Python number.
+    """Return whether an output is a metric's result, as a Python number.
 
     Before Keras 3.15, Keras's own steps convert results in eager mode.
     """
@@ -64,10 +64,7 @@ def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether all variables of a metric are small sums.
-
-    A large confusion matrix is not exchanged in every step.
-    """
+    """Return whether all variables of a metric are sums, and small in total."""
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
     return size <= _MOST_BYTES and all(
@@ -79,9 +76,10 @@ def _is_summed(variables: Iterable[keras.Variable]) -> bool:
 def names_of(
     nest: Any, flat: Sequence[Any], otherwise: Any = None
 ) -> list[Any]:
-    """Return the names of all leaves: the keys if `nest` is a flat dictionary.
+    """Return a name for each leaf of a nest.
 
-    The leaves of other nests all get the name `otherwise`.
+    The names are the keys of a flat dictionary. The leaves of any other nest
+    all get the name `otherwise`.
     """
     is_flat = isinstance(nest, dict) and len(nest) == len(flat)
     return sorted(nest) if is_flat else [otherwise] * len(flat)

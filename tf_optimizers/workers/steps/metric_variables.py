@@ -5,10 +5,10 @@ unless the variable was added with another `aggregation`. The sum is right for
 
     total.assign(total + of_rows)
 
-and wrong for a maximum, a mean or the last value. In a step, the variable has
-the value for the replica's rows. This value is right for the metric's
-`result()`, which is computed again from the sums. It is wrong for other outputs
-that the step computes from the variable.
+and wrong for a maximum, a mean or the last value. Within a step, the variable
+has the value for the replica's rows. The metric's `result()` is still right,
+since it is computed again from the sums. Other outputs that the step computes
+from the variable are wrong.
 """
 
 import warnings
@@ -28,7 +28,7 @@ _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return a model's listed metrics, and the metrics in its attributes."""
+    """Return the metrics in a model's `metrics` and in its attributes."""
     found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
     return distinct(found)
 
@@ -40,19 +40,19 @@ def warn_unless_sum(
 
     Args:
         variable: A variable of a metric.
-        old: The value of the variable.
+        old: The variable's value before the assignment.
         value: The value that the step assigns.
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
     if not _is_zero(value) and not _is_sum(value, _source(old)):
         _warn(
-            "A metric's variable must be a sum over rows, since replicas add "
-            f"their values. Received: `{path_of(variable)}`, to which a step "
-            "assigns another value, such as a maximum. Only add sums over rows "
-            "to the variable; or create it with `add_variable(..., "
-            "aggregation='mean')`, to get the mean of the replicas' values "
-            "instead of their sum."
+            "A metric's variable must be a sum over rows, since its values on "
+            f"all replicas are added. Received: `{path_of(variable)}`, to "
+            "which a step assigns another value, such as a maximum. Only add "
+            "sums over rows to the variable; or create it with "
+            "`add_variable(..., aggregation='mean')`, to get the mean of the "
+            "replicas' values instead of their sum."
         )
 
 
@@ -94,20 +94,20 @@ def _warn(message: str) -> None:
 
 
 def _is_zero(value: tf.Tensor) -> bool:
-    """Return whether a value is constant zero, as when a metric is reset."""
+    """Return whether a tensor is a constant 0, as when a metric is reset."""
     known = tf.get_static_value(value)
     return known is not None and not known.any()
 
 
 def _source(tensor: tf.Tensor) -> Any:
-    """Return the handle that a tensor is read from, or None."""
+    """Return the handle of the variable that a tensor is read from, or None."""
     while tensor.op.type in _PASS_THROUGH:
         tensor = tensor.op.inputs[0]
     return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None
 
 
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
-    """Return whether a value is the value read from a handle plus something."""
+    """Return whether a value adds to the value of the handle `source`."""
     op = value.op
     if op.type in _PASS_THROUGH or op.type in _ADDITIONS:
         return _is_sum(op.inputs[0], source)
@@ -121,7 +121,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return a variable on which a tensor depends, or None.
+    """Return one of some variables that a tensor depends on, or None.
 
     Args:
         output: The tensor, or another output of a step.

@@ -1,11 +1,12 @@
-"""Runs steps of Keras models, and reduces their outputs.
+"""Runs steps of Keras models, and reduces their outputs over replicas.
 
-output          result of a replica
-number          weighted by the replica's rows; Keras takes the mean
-array           weighted in the same way, or joined if it has an element for
-                each row, for any number of rows
-metric          the result over the rows of all replicas
-predictions     without the prediction of a padding row
+The kind of an output decides the common result of all replicas:
+
+    number                      the mean, weighted by the replicas' rows
+    array of fixed length       the mean, weighted by the replicas' rows
+    array, an element per row   the joined arrays
+    result of a metric          the result for the rows of all replicas
+    predictions                 the joined predictions, without padding rows
 """
 
 import contextlib
@@ -55,7 +56,7 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class Steps:
-    """The steps of Keras models that a strategy runs.
+    """Finds the steps of Keras models among the functions of `strategy.run`.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -65,18 +66,19 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._row_variables: list[tf.Variable] = []
-        self._is_of_arrays = False  # Whether the last step gets plain arrays.
-        # The `seen` of `split_arrays`, for training and for prediction.
+        self._is_of_arrays = False  # Whether the last step got plain arrays.
+        # Each model's two arguments `seen` of `split_arrays`: for training, and
+        # for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """If a step cannot be traced in this context, tell other workers.
+        """Tell the other workers if a step cannot be traced in this context.
 
-        The other workers wait to compare the batch. This worker's error may
-        have a cause that they do not have, such as the shape of the batch.
+        The other workers wait to compare their batches with this worker's. An
+        error such as a wrong shape may occur on this worker only.
         """
         self._is_of_arrays = False
         try:
@@ -91,8 +93,9 @@ class Steps:
     ) -> tuple["Step | None", Any]:
         """Return the step to run in place of a function, and its arguments.
 
-        The step is None if the function is not the step of a model. Otherwise,
-        the arguments are split among replicas, unless they are split already.
+        The step is None if the function is not the step of a model, or if there
+        is one replica. Otherwise, the arguments are split among replicas,
+        unless they are split already.
         """
         found = step_of(function)
         is_alone = self._strategy.num_replicas_in_sync == 1
@@ -128,14 +131,15 @@ class Step:
 
     Args:
         function: Called with a replica's part of a batch.
-        kind: See `step_of`.
+        kind: "train_step", "test_step" or "predict_step".
         as_returned: Called with the replica's weight and an output, for each
-            output that is not the result of a metric. Returns the replica's
-            result.
+            output that is not the result of a metric. Returns the output that
+            the replica returns instead.
         metrics: The metrics of the model.
-        rows: The rows of all replicas, or None if they are unknown.
-        row_variables: The argument `variables` of `share_of`.
-        reduction: Reduces the results of replicas.
+        rows: The numbers of rows of all replicas, or None if unknown.
+        row_variables: For each of this worker's replicas, the variable of its
+            `Share`.
+        reduction: Reduces the outputs of replicas.
     """
 
     def __init__(
@@ -157,7 +161,8 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # By output number: a metric, and the index among its results.
+        # By output number: the metric whose result the output is, and the index
+        # among the metric's results.
         self._found: dict[int, tuple[Any, int]] = {}
         # By output number: the name and shape of a float array.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
@@ -168,8 +173,8 @@ class Step:
         """Run a replica's step.
 
         Returns:
-            The outputs of the step; the variables of metrics, to be summed over
-            replicas; and the weight of the replica.
+            The outputs of the step; the values of metrics' variables, to be
+            summed over replicas; and the weight of the replica.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -238,7 +243,7 @@ class Step:
         if "result" in vars(metric):
             return
         result = noted_result(metric, metric.result)
-        # `setattr` would have Keras track the function.
+        # `setattr` would make Keras track the function.
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
@@ -295,12 +300,15 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Return all outputs, and a list of the outputs common to all replicas.
+        """Reduce arrays, and results of metrics, over all replicas.
 
         Args:
-            strategy: The strategy; call this method outside of its replicas.
+            strategy: The strategy. Call this method in cross-replica context.
             outputs: The results of `__call__` on all replicas.
             of_rows: The result of `arrays_of_rows`.
+
+        Returns:
+            All outputs of the step, and the list of the reduced outputs.
         """
         returned, state, weight = outputs
         means = [
@@ -311,7 +319,7 @@ class Step:
         if not (self._found or means or of_rows):
             return returned, []
         flat = tf.nest.flatten(returned)
-        # `strategy.run` would treat these as the user's own calls.
+        # Our own `strategy.run` would treat these functions as the user's.
         run = functools.partial(tf.distribute.Strategy.run, strategy)
         weighted = (run(_times, (weight, flat[i])) for i in means)
         sums = reduce_together(
@@ -337,17 +345,17 @@ class Step:
         return tf.nest.pack_sequence_as(returned, flat), identical
 
     def _variables(self) -> list[keras.Variable]:
-        """Return the variables of the metrics whose results were returned."""
+        """Return the variables of the metrics whose results are outputs."""
         metrics = distinct(metric for metric, _ in self._found.values())
         return [v for metric in metrics for v in metric.variables]
 
 
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
-    """Return a number times the replica's weight, for a mean over replicas.
+    """Scale a replica's output, so that the mean over replicas is weighted.
 
-    For a variable, the mean over replicas is the value that the variable has
-    outside of the step: the common value of all replicas, or the sum of the
-    replicas' values. Values that are not numbers are returned unchanged.
+    For a variable, this mean is the value that the variable has outside of the
+    step, such as the sum of the replicas' values. Values that are not numbers
+    are returned unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):
@@ -375,12 +383,11 @@ def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 def _copy(value: Any) -> tf.Tensor:
-    """Return a replica's copy of a value that all replicas have in common.
+    """Return a copy of a value, as the first output of a new operation.
 
-    The copy is the first output of its operation. If all elements of a stack
-    are one value, TensorFlow's graph optimizer (2.21) stacks the first output
-    of the value's operation, whichever output the value is. It ignores
-    `tf.identity`. Keras stacks the values of replicas.
+    Keras stacks the values of replicas. If all of them are the same output of
+    one operation, TensorFlow's graph optimizer (2.21) stacks the first output
+    of the operation instead. A copy by `tf.identity` does not prevent this.
     """
     return tf.ensure_shape(value, value.shape)
 

@@ -1,8 +1,8 @@
 """The state of the replica that is running, for functions that Keras calls.
 
 A function that replaces a function of Keras gets only Keras's arguments. The
-code that runs a replica sets everything else here. Each replica is a thread
-with its own values.
+code that runs a replica passes everything else through this state. Each replica
+is a thread with its own values.
 
     field          set by                     read by
     share          model_steps                step_hooks, uneven_batches
@@ -34,9 +34,9 @@ class _Replica(threading.local):
     share: Any = None  # The replica's `Share` of the batch.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.
-    weights: RestoredWeights | None = None  # Values that the step has assigned.
+    weights: RestoredWeights | None = None  # Weights that the step has moved.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    updated: dict[int, keras.Variable] = {}  # Assigned variables of metrics.
+    updated: dict[int, keras.Variable] = {}  # Assigned metric variables.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
     note_metric: Callable | None = None  # Makes a metric add to `results`.
     is_applying: bool = False  # Whether an optimizer's `apply` is running.
@@ -45,7 +45,7 @@ class _Replica(threading.local):
 
     @contextlib.contextmanager
     def set(self, **values: Any) -> Iterator[None]:
-        """Set attributes within a context."""
+        """Set attributes in a context, and restore them afterwards."""
         before = {name: getattr(self, name) for name in values}
         self.__dict__.update(values)
         try:

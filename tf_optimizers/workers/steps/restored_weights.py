@@ -1,8 +1,9 @@
 """Restores weights exactly when a step moves them away and back.
 
 Sharpness-aware steps add e to the weights, take gradients there, and subtract
-e again. e depends on the rows of a replica, and w + e - e is rounded. From then
-on, weights would differ between replicas. So each replica restores w itself.
+e again. Since e depends on a replica's rows, the rounding error of w + e - e
+differs between replicas, and so would the weights from then on. So each replica
+restores w exactly.
 
     the step assigns        w + e         w + e - e
     the replica then has    w + e         w
@@ -21,8 +22,8 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# Weights are restored only if they had moved by more than this number times the
-# largest rounding error.
+# Weights are restored only if the step had moved them by more than this number
+# times the largest rounding error.
 _LEAST_MOVE = 16.0
 
 
@@ -37,7 +38,7 @@ class RestoredWeights:
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:
-        """Return the value to assign in place of `value`."""
+        """Return `value`, or the initial weight if `value` restores it."""
         dtype = tf.as_dtype(weight.dtype)
         if dtype not in _EPSILONS:
             return value
@@ -55,8 +56,9 @@ class RestoredWeights:
 def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
     """Return the initial value if the new value equals it up to rounding.
 
-    Return the new value otherwise, or if the weight has not moved away. Each
-    assignment rounds by at most half of the distance to the next number.
+    Return the new value if the two differ, or if the step has not moved the
+    weight before. Each assignment rounds by at most half of the distance to the
+    next number.
     """
     start, *_, last = before
     largest = functools.reduce(tf.maximum, map(tf.abs, before))

@@ -1,4 +1,4 @@
-"""Reduces logs and the variables of metrics over replicas, during a step."""
+"""Reduces logs and metrics' variables over replicas, during a step."""
 
 import functools
 import weakref
@@ -25,8 +25,8 @@ class _Kept:
 
     Args:
         like: A tensor with the shape and dtype of the values.
-        gather: A `GatherLater`, to exchange values while steps run. Defaults to
-            `None`.
+        gather: A `GatherLater`, to exchange values while the next steps run;
+            None to exchange them within a step. Defaults to `None`.
     """
 
     def __init__(self, like: tf.Tensor, gather: Any = None) -> None:
@@ -37,8 +37,8 @@ class _Kept:
             self.age = plain_variable(_NEVER, trainable=False)
 
 
-# The values of each model's steps. A traced function does not keep variables
-# alive, so the graphs of the steps own these values.
+# The `_Kept` of each model's steps. A traced function does not keep its
+# variables alive, so each step's graph refers to its `_Kept`.
 _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
     weakref.WeakKeyDictionary()
 )
@@ -46,7 +46,7 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 
 @functools.cache
 def reduce_in_first_steps() -> None:
-    """From now on, let the first step of each epoch reduce its logs."""
+    """From now on, make the first step of each epoch reduce its logs."""
     insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
@@ -54,7 +54,7 @@ class NewEpoch(keras.callbacks.Callback):
     """Prevents steps from returning the previous epoch's logs."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Record that no step of this epoch has reduced its logs."""
+        """Record that no step of the new epoch has reduced its logs."""
         for kept in _kept.get(self.model, ()):
             kept.age.assign(_NEVER)
 
@@ -62,16 +62,17 @@ class NewEpoch(keras.callbacks.Callback):
 class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
-    With local steps, only the last step of a round and the first step of an
-    epoch exchange values. Other steps return the result of the last exchange. A
-    callback may read logs and stop training, so it must get the same logs on
-    all workers. If rounds overlap, the last step of a round starts an exchange,
-    and returns the result of the previous exchange.
+    An optimizer such as `SparseLoCo` exchanges values only once per round of
+    several local steps. Then only the last step of a round and the first step
+    of an epoch reduce values. Other steps return the result of the last
+    reduction, which is the same on all workers. So a callback that reads logs
+    and stops training does so on all workers. If rounds overlap, the last step
+    of a round starts a reduction, and returns the result of the previous one.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         model: The model that makes the step.
-        current: The round of the step, or None if every step exchanges.
+        current: The round of the step, or None if every step reduces values.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Reduction:
         self._strategy, self._model, self._round = strategy, model, current
 
     def by(self, reduce_op: Any) -> Callable[[Any], Any]:
-        """Return a function that reduces one vector per replica."""
+        """Return a function that reduces replicas' vectors by `reduce_op`."""
         reduce = functools.partial(
             self._strategy.extended.reduce_in_parallel, reduce_op
         )
@@ -109,7 +110,7 @@ class Reduction:
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
         def exchange() -> tf.Tensor:
-            # Discard older values that still travel.
+            # Wait for an older exchange, and discard its values.
             taken = [gather.take()] if gather else []
             with tf.control_dependencies(taken):
                 reduced = reduce(value)
@@ -123,7 +124,8 @@ class Reduction:
             return kept.last.read_value()
 
         def exchange_later() -> tf.Tensor:
-            # A 1 after the values shows that they have arrived.
+            # Each replica sends a 1 after its values. Without an earlier
+            # exchange, `take` returns zeros.
             total = tf.reduce_sum(gather.take(), 0)
             came = tf.reshape(total[:-1] / count, first.shape)
             result = tf.where(total[-1] > 0, came, kept.last.read_value())

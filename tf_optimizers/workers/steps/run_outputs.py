@@ -24,8 +24,8 @@ def gather_any(
     """Return the values of all replicas, of any dtype, joined along an axis.
 
     Args:
-        strategy: The strategy; call this function outside of its replicas.
-        gather: TensorFlow's function, called with a value and an axis.
+        strategy: The strategy. Call this function in cross-replica context.
+        gather: TensorFlow's `Strategy.gather`, which supports few dtypes.
         value: A per-replica value.
         axis: The axis along which values are joined.
     """
@@ -34,7 +34,7 @@ def gather_any(
     dtype, axis = tensor.dtype, axis % (len(tensor.shape) or 1)
 
     def mapped(function: Callable, *args: Any) -> Any:
-        # `strategy.run` would treat this as the user's own call.
+        # Our own `strategy.run` would treat `function` as the user's function.
         return tf.distribute.Strategy.run(strategy, function, args)
 
     if dtype != tf.string:
@@ -129,14 +129,14 @@ class ScalarsOfRun:
         return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return a scalar's reduced value, or None for any other value."""
+        """Return the reduced value, or None unless `value` is a scalar."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if isinstance(reduce_op, str):  # Keras passes a string.
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
-            # Use one collective. It runs in parallel with the collectives of
-            # gradients.
+            # Reduce all scalars in one collective, which runs in parallel with
+            # the collectives of gradients.
             reduce = self._reduction.by(reduce_op)
             results = reduce_together(self._strategy, reduce, self._waiting)
             self._reduced += [

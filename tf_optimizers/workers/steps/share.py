@@ -20,13 +20,14 @@ from tf_optimizers.workers.steps.replica_state import replica
 class Share:
     """The number of a batch's rows on a replica, and on all replicas.
 
-    A function that a step calls may be traced once and called again with other
-    numbers. So such a function reads the numbers from a variable.
+    A `tf.function` that a step calls may be traced once and called again with
+    other numbers. So such a function reads the numbers from a variable.
 
     Args:
-        own: The rows of the replica; 0 if it holds only a padding row.
-        total: The rows of all replicas. For an empty batch, with a total of 0,
-            all replicas count equally.
+        own: The number of rows of the replica; 0 if it holds only a padding
+            row.
+        total: The number of rows of all replicas. For an empty batch, with a
+            total of 0, all replicas have the same share.
         variable: The replica's variable, float32 [2], for both numbers.
     """
 
@@ -40,7 +41,7 @@ class Share:
 
     @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows of the replica and the rows of all replicas, float32."""
+        """The number of rows on the replica, and on all replicas, float32."""
         is_here = tf.compat.v1.get_default_graph() is self._graph
         return tuple(tf.unstack(self._rows if is_here else self._variable))
 
@@ -51,19 +52,19 @@ class Share:
 
     @property
     def weight(self) -> tf.Tensor:
-        """The weight of the replica's means in means over the global batch."""
+        """The share: the replica's fraction of the rows of all replicas."""
         own, total = self.rows
         return own / total
 
     @property
     def inverse(self) -> tf.Tensor:
-        """The inverse of `weight`; 0 without rows."""
+        """The inverse of `weight`, or 0 if the replica has no rows."""
         own, total = self.rows
         return tf.math.divide_no_nan(total, own)
 
 
 def make_row_variables(devices: int) -> list[tf.Variable]:
-    """Return the `variable` of a `Share`, for each of a worker's replicas."""
+    """Return a `variable` for the `Share` of each replica of a worker."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 
@@ -75,7 +76,8 @@ def share_of(
 
     Args:
         batch: The replica's part of the batch.
-        rows: The rows of all parts. If None, replicas sum their rows.
+        rows: The numbers of rows of all parts. If None, the replicas exchange
+            their numbers of rows.
         variables: For each of this worker's replicas, the variable of its
             `Share`.
     """
@@ -90,7 +92,7 @@ def share_of(
 
 
 def rows_of_inputs(batch: Any) -> Any:
-    """Return the number of rows of a batch's inputs; None if all are scalars.
+    """Return the number of rows of a batch's inputs, or None for scalars.
 
     The number is an int if it is known statically, else a tensor.
     """
@@ -102,10 +104,10 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class Loop:
-    """The batches of a function that is not the step of a model.
+    """The batches that a custom training loop passes to `strategy.run`.
 
     Args:
-        counted: All `Counted` among the arguments of the function.
+        counted: The arguments that are parts of batches with known rows.
         others: Whether other arguments also differ between replicas.
     """
 
@@ -116,7 +118,7 @@ class Loop:
         self.has_same_arguments = not counted and not others
 
     def rows_of_batch(self, rows: Any) -> tuple[Any, Any] | None:
-        """Return the replica's rows of a batch, and the rows of all replicas.
+        """Return a batch's number of rows on this replica and on all replicas.
 
         Args:
             rows: The number of rows on the replica, which identifies the batch.
@@ -187,9 +189,10 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part, without its padding if no replica has rows.
+    """Return a replica's part of a batch, empty if no replica has rows.
 
-    A single process would get a batch without rows, too.
+    Such a part holds only a padding row. A single process would get an empty
+    batch, too.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):

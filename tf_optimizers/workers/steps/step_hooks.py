@@ -1,10 +1,10 @@
 """Weights the gradients and metrics of a model's step by the replica's rows.
 
-A step computes from the replica's rows as one process would. Gradients are
-multiplied by the replica's share when they are given to an optimizer, which
-sums them over replicas. A number given to a `Mean` is also weighted by the
-share, since the number stands for all rows of the replica. A replica without
-rows changes no metric.
+A step computes from the replica's rows as one process would. Before an
+optimizer sums gradients over replicas, each replica multiplies its gradients by
+its share: its rows / the rows of all replicas. The share is also the weight of
+a number that updates a `Mean`, since the number stands for all rows of the
+replica. A replica without rows changes no metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,10 +37,10 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
-    """Give an optimizer gradients that are multiplied by the replica's share.
+    """Multiply gradients by the replica's share, and apply the optimizer.
 
     A wrapper, such as a `LossScaleOptimizer`, passes these gradients to its
-    inner optimizer, which does not multiply them again.
+    inner optimizer. The inner optimizer does not multiply them again.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -67,10 +67,10 @@ def apply(
 def _build_for_all(optimizer: Any, variables: Any) -> None:
     """Build an optimizer on all replicas, in the first step that uses it.
 
-    Keras would build the optimizer on the first replica only. The other
-    replicas would miss assignments of `build`: for example,
-    `ScheduleFreeAdamW` assigns the weights to its momentum. An optimizer that
-    was created outside of the scope becomes the strategy's.
+    Keras would call `build` on the first replica only. The other replicas would
+    lack the values that `build` assigns, such as the copies of weights that
+    `ScheduleFreeAdamW` makes. An optimizer that was created outside of the
+    strategy's scope becomes the strategy's.
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
@@ -84,7 +84,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
         with keras.name_scope(optimizer.name, caller=optimizer):
             for each in wrapped_optimizers(optimizer):
                 adopt(each, variables or ())
-            # Without variables Keras builds nothing, or raises an error.
+            # Without variables, Keras builds nothing or raises an error.
             if variables and not optimizer.built:
                 optimizer.build(variables)
 
@@ -92,10 +92,11 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
-    """Raise if an optimizer would update variables made outside of the scope.
+    """Raise if variables to update were made outside of the strategy's scope.
 
-    Several replicas share such variables, and would wait for each other to
-    update them. With one replica, TensorFlow's errors do not name the remedy.
+    Several replicas would share such a variable, and wait for each other to
+    update the variable. With one replica, TensorFlow's error does not name the
+    remedy.
     """
     outside = made_outside(strategy, variables)
     if outside:
@@ -109,10 +110,11 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
-    """Return a gradient times the share.
+    """Return a gradient times the replica's share.
 
-    The gradient of a scaled loss already includes the share. If the replica has
-    no rows, return zeros, even for a gradient of NaN.
+    If `is_scaled`, the loss was scaled by the share, so the gradient already
+    includes the share. If the replica has no rows, return zeros, even for a
+    gradient of NaN.
     """
     if gradient is None:
         return None
@@ -123,7 +125,7 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     if not is_scaled:
         weight = tf.cast(share.weight, gradient.dtype)
         return tf.math.multiply_no_nan(gradient, weight)
-    # A multiplication would take another pass through memory.
+    # A multiplication by 1 or 0 would take another pass through memory.
     weighted = tf.cond(
         share.has_rows, lambda: gradient, lambda: tf.zeros_like(gradient)
     )
@@ -133,10 +135,12 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss before its gradients are taken.
 
-    In Keras's own step, and under dynamic loss scaling, the loss is multiplied
-    by the share here, so that gradients overflow only if their sum does. In
-    these cases, all gradients come from this loss. A loss without a reduction
-    is a vector. Its gradient is the sum over rows, so it needs no share.
+    In Keras's own step, and under dynamic loss scaling, all gradients come from
+    this loss. So this function multiplies the loss by the replica's share. Then
+    gradients overflow only if their sum over replicas does.
+
+    A loss without a reduction is a vector. Its gradient is already a sum over
+    rows, so it is not multiplied by the share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
@@ -156,7 +160,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Add to a mean; a single number stands for all rows of the replica."""
+    """Update a `Mean`; a single number stands for all rows of the replica."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
     is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
@@ -166,10 +170,10 @@ def update_mean(
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign to a variable.
+    """Assign a value to a variable in a replica.
 
-    A replica without rows leaves variables of metrics unchanged. Assignments by
-    the step itself, not by an optimizer, are recorded.
+    A replica without rows leaves variables of metrics unchanged. An assignment
+    by the step itself, not by an optimizer, is recorded.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

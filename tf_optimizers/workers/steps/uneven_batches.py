@@ -1,22 +1,26 @@
 """Weights losses by a replica's share of the rows of a global batch.
 
-In a step of a Keras model under our strategy, a replica computes from its rows
-as one process would. Its gradients and metrics are then multiplied by its share
+In a step of a Keras model, each replica computes a loss from its rows, as one
+process would. Then `step_hooks.py` multiplies the replica's gradients and
+metrics by the replica's share:
 
-    rows of the replica / rows of all replicas
+    share = rows of the replica / rows of all replicas
 
-in `step_hooks.py`. So Keras's own scaling of losses, by the number of replicas,
-is disabled in such a step, and only these losses are scaled:
+So Keras must not divide losses by the number of replicas in such a step. These
+losses are multiplied by a factor, to correct for the share:
 
-    sums by Keras or TensorFlow    by the inverse of the share
-    means over unmasked elements,  by own divisor / divisor of all replicas,
-    or divided by the sum of       and by the inverse of the share
-    sample weights
+    loss                               factor
+    sum, by Keras or TensorFlow        1 / share
+    mean over unmasked elements, or    fraction of the divisor / share
+    divided by sample weights
 
-In other functions that `strategy.run` calls, gradients are summed unchanged,
-and a mean that Keras or TensorFlow computes is scaled
+The divisor of such a mean is a number of elements or a sum of weights:
 
-    by own divisor / divisor of all replicas
+    fraction of the divisor = divisor of the replica / divisor of all replicas
+
+In other functions that `strategy.run` calls, gradients are summed unchanged. So
+a mean that Keras or TensorFlow computes is multiplied by the fraction of the
+divisor.
 """
 
 import functools
@@ -37,7 +41,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """Have Keras weight losses by rows under our strategy, permanently."""
+    """From now on, make Keras weight losses by rows under our strategy."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -59,12 +63,12 @@ def weight_uneven_batches() -> None:
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return Keras's scaled loss, or the unscaled loss in a model's step."""
+    """Scale a loss as Keras does, except in a model's step."""
     return original(loss) if replica.share is None else loss
 
 
 def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Return a regularization loss: in a model's step, its unscaled sum."""
+    """Sum a regularization loss; scale the sum except in a model's step."""
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
@@ -74,9 +78,10 @@ def _average(
     sample_weight: Any = None,
     global_batch_size: Any = None,
 ) -> tf.Tensor:
-    """Return an average of losses: in a model's step, over the replica's rows.
+    """Average the losses of examples.
 
-    In other functions, return the replica's part of an average over all rows.
+    In a model's step, return the average over the replica's rows. In other
+    functions, return the replica's part of the average over all rows.
     """
     share = replica.share
     if share is None:
@@ -93,7 +98,7 @@ def _average(
 def _average_of_loop(
     original: Callable, per_example_loss: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """Return a replica's part of a mean over all rows, in a custom loop."""
+    """Return a replica's part of the mean over all rows, in a custom loop."""
     if replica.loop is not None and replica.loop.has_same_arguments:
         return original(per_example_loss, sample_weight)
     rows = tf.shape(per_example_loss)[0]
@@ -115,13 +120,14 @@ def _reduce(
     reduction: Any = "sum_over_batch_size",
     dtype: Any = None,
 ) -> tf.Tensor:
-    """Reduce losses of elements, scaled as the module's docstring says."""
+    """Reduce the losses of elements, and scale the result for this replica."""
     loss = original(values, sample_weight, mask, reduction, dtype)
     is_mean, share = reduction in _MEANS, replica.share
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # The user has taken a mean, and Keras would sum the replicas' means.
+        # A scalar loss is a mean that the user has taken. Keras would sum these
+        # means over replicas.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
@@ -137,10 +143,10 @@ def _reduce(
 
 
 def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
-    """Return the weights whose sum divides a mean.
+    """Return the weights whose sum is the divisor of a mean.
 
     Returns:
-        None if the mean is divided by its number of elements.
+        None if the divisor is the number of elements.
     """
     by_weight = reduction == "mean_with_sample_weight"
     if not by_weight or sample_weight is None:
@@ -149,7 +155,7 @@ def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
 
 
 def _fraction(divisor: tf.Tensor) -> tf.Tensor:
-    """Return this replica's divisor over the sum of all replicas' divisors."""
+    """Return a divisor, divided by the sum of all replicas' divisors."""
     if tf.executing_eagerly():
         _check_alone()
     if replica.share is not None:
@@ -167,7 +173,7 @@ def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
 def _moments(
     original: Callable, layer: Any, inputs: tf.Tensor, *args: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the mean and variance of a batch.
+    """Return the mean and variance of a batch, for `BatchNormalization`.
 
     For an empty batch, return the moving mean and variance.
     """
@@ -199,8 +205,9 @@ def _synchronized(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the mean and variance over all replicas.
 
-    With a mask, Keras (3.15) takes statistics over the replica's rows only, so
-    they are combined here, by the number of unmasked positions.
+    With a mask, Keras (3.15) computes them over the replica's rows only. So
+    this function combines the statistics of all replicas, weighted by the
+    number of unmasked positions.
     """
     mean, variance = own = original(layer, inputs, mask)
     if mask is None:
@@ -217,13 +224,12 @@ def _synchronized(
 
 
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Return values whose gradients are multiplied by a factor.
+    """Return the same values, but multiply their gradients by a factor.
 
-    Through synchronized statistics, a replica gets gradients of all replicas.
-    In the user's own step, the receiving replica multiplies all its gradients
-    by its share before an optimizer gets them. So `_moments` multiplies
-    gradients by the sender's share, then by the inverse of the receiver's
-    share.
+    Through synchronized statistics, a replica receives gradients from all
+    replicas. In the user's own step, the receiver multiplies all its gradients
+    by its share before an optimizer gets them. So `_moments` multiplies these
+    gradients by the sender's share, and divides them by the receiver's share.
     """
 
     @tf.custom_gradient
@@ -236,9 +242,8 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 def _check_alone() -> None:
     """Raise if a worker with several devices runs a step eagerly.
 
-    The worker's replicas take turns. A replica that waits for a sum in the
-    middle of its step would find another replica's `losses` in the model's
-    layers.
+    In eager mode, the worker's replicas take turns. While a replica waits for a
+    sum, another replica runs, and replaces the `losses` of the model's layers.
     """
     if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise RuntimeError(
@@ -254,7 +259,7 @@ def _replicas() -> int:
 
 
 def _is_replica_of_ours() -> bool:
-    """Return whether this is one of several replicas of our strategy."""
+    """Return whether one of several replicas of our strategy runs the code."""
     strategy = tf.distribute.get_strategy()
     return (
         is_ours(strategy)
