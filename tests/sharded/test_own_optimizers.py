@@ -158,7 +158,7 @@ class Others(Counted):
     [
         (
             ByIndex,
-            r"count_0, .*, whose shape \(6, 8\) is that of a variable",
+            r"count_0 of shape \(6, 8\), the shape of a variable",
         ),
         (Scalars, "changes state of another"),
         (Flags, "of dtype bool"),

@@ -52,7 +52,7 @@ class Averages:
         )
 
     def update(self) -> None:
-        """Update the averages and, when due, overwrite the weights."""
+        """Update the averages; overwrite the weights with them when due."""
         if self._optimizer.use_ema:
             call_across_replicas(lambda _: self._update())
 
@@ -111,7 +111,7 @@ class Averages:
             self._assign(moved)
 
     def _average(self, is_later: Any) -> None:
-        """Update the averages; if not `is_later`, set them to the weights."""
+        """Update the averages, or set them to the weights unless `is_later`."""
 
         def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)

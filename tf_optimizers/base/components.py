@@ -24,7 +24,7 @@ def components(value: Any) -> Sequence[Any]:
 
 
 def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
-    """Return the component of `variable` on the device of `like`."""
+    """Return the copy of `variable` on the device of `like`."""
     every = components(variable)
     if len(every) == 1:
         return every[0]
@@ -32,15 +32,15 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 
 
 def own_component(variable: Any) -> tf.Variable:
-    """Return the calling replica's component of `variable`."""
+    """Return the calling replica's copy of `variable`."""
     every = components(variable)
     return every[replicas_of().rank % len(every)]
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """Return the value of a variable's first component on this worker.
+    """Return the value of a variable's first copy on this worker.
 
-    The value is on the device of that component.
+    The value is on the device of that copy.
     """
     first = components(variable)[0]
     with tf.device(first.device):

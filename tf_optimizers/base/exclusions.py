@@ -27,7 +27,7 @@ from tf_optimizers.checks import check_non_negative, check_patterns
 # Biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 
-# The purposes of exclusions: the computations that can exclude a variable.
+# The purposes of exclusions: computations that can leave out a variable.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
 # The key of the exclusions in a config, and the keys inside them.
@@ -112,9 +112,9 @@ class Exclusions:
         if optimizer.built and found != self:
             raise RuntimeError(
                 "`exclude_from_weight_decay()` must be called before the "
-                "optimizer is built. Received a call after `build`. Call it "
-                "before the first `fit`, or pass `exclude_from_weight_decay` "
-                "to the constructor."
+                "optimizer is built. Received a call after `build`. Call the "
+                "method before the first `fit`, or pass "
+                "`exclude_from_weight_decay` to the constructor."
             )
         return found
 
@@ -177,9 +177,10 @@ class Exclusions:
         }
 
     def _chosen_when_saved(self, variables: Sequence[Any]) -> set[int]:
-        """Return the positions of the variables that a config has as chosen.
+        """Return the positions of variables that a saved config excludes.
 
-        The user had passed these variables to `exclude_from_weight_decay()`.
+        These are the variables that the user passed to
+        `exclude_from_weight_decay()`, not the matches of patterns.
 
         Raises:
             ValueError: If a chosen variable is not among `variables`.
@@ -280,7 +281,7 @@ def _without_model(paths: Sequence[str]) -> list[str]:
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable with a path and shape in a config.
+    """Return the position of the variable with a saved path and shape.
 
     Raises:
         ValueError: If no variable fits, or if several variables fit.

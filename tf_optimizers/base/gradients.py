@@ -38,8 +38,8 @@ def in_state_dtype(
 
     The results have static shapes, except for the number of rows of
     `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
-    reduction expects. If gradients were passed to a `tf.function`, they had no
-    device before.
+    reduction expects. A gradient that is an argument of a `tf.function` has no
+    device before this call.
     """
     return [
         None
@@ -76,7 +76,7 @@ def densify(
 
 
 def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
-    """Return a dense gradient of the variable's shape; see `densify`."""
+    """Make a gradient dense, in its variable's shape; see `densify`."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = sum_rows(
             gradient.values, gradient.indices, variable.shape[0]

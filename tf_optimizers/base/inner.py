@@ -199,7 +199,7 @@ class InnerSteps:
         indices: Sequence[int],
         settings: Sequence[Attribute] = (),
     ) -> None:
-        """Update this replica's weights, without their constraints.
+        """Update this replica's weights, without applying their constraints.
 
         Args:
             gradients: Dense gradients of the weights.

@@ -209,7 +209,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Cast gradients to the dtype of their state, for Keras to unscale."""
+        """Cast gradients to the state's dtype, before Keras unscales them."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
             # Keras can neither divide nor add `tf.IndexedSlices`.
@@ -272,7 +272,7 @@ class Optimizer(keras.optimizers.Optimizer):
         self._ema.update()
 
     def _full_precision(self, variable: tf.Variable) -> tf.Variable:
-        """Return a variable's master weight, or the variable without one."""
+        """Return a variable's master weight, or the variable if it has none."""
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
@@ -288,9 +288,10 @@ class Optimizer(keras.optimizers.Optimizer):
         """Raise if variables saved under this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return the patterns that exclude variables from other computations.
+        """Return exclusion patterns for purposes other than weight decay.
 
-        The keys are purposes other than weight decay, such as layer adaptation.
+        A purpose is a computation that leaves out excluded variables, such as
+        layer adaptation.
         """
         return {}
 

@@ -33,7 +33,8 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
             raise TypeError(
                 "A trainable variable must be of dtype float16, bfloat16, "
                 f"float32 or float64. Received: {variable.name} of dtype "
-                f"{dtype}."
+                f"{dtype}. Create the variable with such a dtype, or with "
+                "`trainable=False`."
             )
 
 
@@ -76,7 +77,7 @@ class MasterWeights:
         ]
 
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
-        """Return a variable's master weight, or the variable without one.
+        """Return a variable's master weight, or the variable if it has none.
 
         The master weight is first updated where the variable has changed. After
         you assign to the result, call `store_weight`, which rounds the master

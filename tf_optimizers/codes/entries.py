@@ -21,7 +21,7 @@ from tf_optimizers.codes.positions import (
 )
 from tf_optimizers.codes.values import CODES
 
-_WORD = tf.int32.size  # Bytes.
+_WORD = tf.int32.size  # The size of a word in bytes.
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
@@ -76,8 +76,7 @@ class Entries(NamedTuple):
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to this encoding. Defaults to `"float32"`.
         ends: If several tensors were joined into one, the position where
-            each tensor ends. No two tensors share a chunk. Empty for a single
-            tensor.
+            each tensor ends. Empty for a single tensor.
     """
 
     values: tf.Tensor
@@ -123,7 +122,7 @@ def whole_bytes(bits: Sequence[int]) -> list[int]:
 
 
 def packed_words(entries: Sequence[Entries], rows: int = 1) -> int:
-    """Return the number of words in each row that `pack_entries` returns."""
+    """Return the number of words per row in the result of `pack_entries`."""
     bits = [
         packed_bits(e.size, e.values.shape[0] // rows, e.code, len(e.ends) or 1)
         for e in entries

@@ -2,9 +2,9 @@
 
 An entry is a value of a tensor, with its position. A chunk holds entries of one
 tensor. If several tensors are joined into one, the positions decide how many
-entries belong to each tensor. So that its shape does not depend on positions,
-the layout then has as many chunks as the tensors can need, and the last chunks
-may be empty:
+entries belong to each tensor. The layout then has as many chunks as the tensors
+can need, so that its shape does not depend on positions. The last chunks may be
+empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -58,7 +58,7 @@ class Layout:
         ]
 
     def fill(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the parts in chunks, [chunks, CHUNK], with zeros in gaps."""
+        """Return the parts in chunks, [chunks, CHUNK], padded with zeros."""
         filled: list[tf.Tensor] = []
         for own, part in zip(self._parts, parts, strict=True):
             filled += own.fill(part)

@@ -145,7 +145,7 @@ def position_bits(size: int, count: int) -> int:
 def write_positions(
     positions: Sequence[tf.Tensor], sizes: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Return the bits, [rows, any], of the positions of several tensors.
+    """Encode the positions of several tensors as bits, bool [rows, any].
 
     Args:
         positions: int [rows, n] of each tensor, strictly increasing. The first
@@ -163,7 +163,7 @@ def write_positions(
 def read_positions(
     bits: tf.Tensor, sizes: Sequence[int], counts: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Return the positions, int [rows, count] of each tensor.
+    """Decode the positions of each tensor, int [rows, count].
 
     Args:
         bits: bool [rows, all], the joined results of `write_positions`.

@@ -186,7 +186,7 @@ class Int4(Chunked):
     width, scales = 4, 1
 
     def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return uint8 codes, and scales of shape [chunks, 1]."""
+        """Return the uint8 codes of chunks, and scales [chunks, 1]."""
         largest = tf.reduce_max(tf.abs(chunks), axis=1, keepdims=True)
         scale = _in_range(tf.minimum(largest / 7.0, _LARGEST_STEP))
         steps = tf.round(tf.math.divide_no_nan(chunks, scale))
@@ -195,7 +195,7 @@ class Int4(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the chunks that codes stand for, with 0 in gaps."""
+        """Return the values of chunks, with 0 where a chunk has no entry."""
         # Places without an entry were encoded as zeros. The product is exact:
         # its factors have 3 and 8 significant bits.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
@@ -207,7 +207,7 @@ class Int2(Chunked):
     width, scales = 2, 2
 
     def encode(self, chunks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return uint8 codes, and scales of shape [chunks, 2]."""
+        """Return the uint8 codes of chunks, and scales [chunks, 2]."""
         magnitudes = tf.abs(chunks)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
         # The sum of relative magnitudes cannot overflow. Zeros do not count in
@@ -225,7 +225,7 @@ class Int2(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the chunks that codes stand for, with 0 in gaps."""
+        """Return the values of chunks, with 0 where a chunk has no entry."""
         is_high = tf.bitwise.bitwise_and(codes, np.uint8(1)) == 1
         chunks = tf.where(is_high, scales[:, 1:], scales[:, :1])
         chunks = tf.where(codes < 2, chunks, -chunks)

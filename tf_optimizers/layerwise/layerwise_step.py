@@ -11,7 +11,7 @@ from tf_optimizers.kernels import Betas, bias_correction, norms
 class LayerwiseHyperparameters(NamedTuple):
     """The settings of one variable's step.
 
-    Inside a kernel, each float is a float64 scalar; see `compiled`.
+    Inside a kernel, each float is a float64 scalar tensor; see `compiled`.
     """
 
     betas: Betas
@@ -49,7 +49,7 @@ def step_each(
 def corrections_at(
     betas: Betas, step: tf.Tensor, dtype: tf.DType
 ) -> Corrections:
-    """Return the corrections after `step` updates of the moments."""
+    """Return the bias corrections after `step` updates of the moments."""
     step = tf.cast(step, dtype)
     root = tf.sqrt(bias_correction(betas.log_of_v, step))
     return Corrections(1.0 / bias_correction(betas.log_of_m, step), 1.0 / root)

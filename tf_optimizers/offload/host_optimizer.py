@@ -72,7 +72,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # The host holds the only copy, so it must not be summed over replicas.
+        # The host holds the only copy, which must not be summed over replicas.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
@@ -146,8 +146,8 @@ class HostOptimizer(Optimizer):
                         for v in _not_on_host(variables)
                     ]
 
-            # Branches do not run on the device of this scope, but the tensors
-            # that branches capture are copied to this device.
+            # This scope moves the tensors that branches capture to the host.
+            # The branches themselves do not run in this scope.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 

@@ -46,7 +46,7 @@ class ShardedSteps:
     Args:
         optimizer: The inner optimizer, built in the scope of `slots`.
         variables: The model's variables.
-        pieces: The pieces of the variables, with their owners.
+        pieces: All variables, or ranges of their rows, with their owners.
         slots: The optimizer's state.
         strategy: The strategy.
     """
@@ -128,7 +128,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the piece's weight or, for some rows, a copy of these rows."""
+        """Return the variable to step: the whole weight, or a copy of rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -179,7 +179,7 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable; raise if this changes other replicated state.
+        """Step a variable; raise if the step changes state of another variable.
 
         Replicated state may change only in the step of its own variable.
         """
@@ -322,7 +322,7 @@ def _reject_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
         "`update_step(gradient, variable, learning_rate)` must change only the "
         "state of `variable`. Received: a call that changes state of another "
-        "variable, or of no variable. Create the state of each variable by "
+        "variable, or of no variable. Create the state of each variable with "
         "`self.add_variable_from_reference(variable, name)`, or use the inner "
         "optimizer without `ShardedState`."
     )

@@ -32,11 +32,12 @@ class Slots:
     Args:
         strategy: The strategy.
         variables: The model's variables.
-        pieces: The pieces of the variables, with their owners.
+        pieces: All variables, or ranges of their rows, with their owners.
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: Pairs of a state variable and a piece of the model's variable.
+        owned: Pairs of a state variable, and a piece of the model's variable
+            that the state belongs to.
         replicated: Pairs of a replicated state variable, and the position of
             the model's variable that the state belongs to. The position is None
             if the state belongs to no variable.
@@ -125,11 +126,10 @@ class Slots:
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
-                f"the variable. Received: {name}, created without a reference, "
-                f"whose shape {tuple(shape)} is that of a variable. Create it "
-                "with "
-                "`self.add_variable_from_reference(variable, name)`, or use "
-                "the inner optimizer without `ShardedState`."
+                f"the variable. Received: {name} of shape {tuple(shape)}, the "
+                "shape of a variable, created without a reference. Create the "
+                "state with `self.add_variable_from_reference(variable, "
+                "name)`, or use the inner optimizer without `ShardedState`."
             )
 
 
@@ -138,8 +138,9 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
     if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
         raise ValueError(
             "The state of an optimizer must be of a floating dtype, int32 or "
-            f"int64. Received: {name} of dtype {dtype.name}. Create it with "
-            "such a dtype, or use the inner optimizer without `ShardedState`."
+            f"int64. Received: {name} of dtype {dtype.name}. Create the state "
+            "with such a dtype, or use the inner optimizer without "
+            "`ShardedState`."
         )
 
 

@@ -112,13 +112,13 @@ class SparseExtended(VariablesExtended):
         return config
 
     def _take_keys(self) -> None:
-        # TensorFlow starts at the same group key for every strategy, so two
-        # strategies would mix up their collectives.
+        # By default, all strategies begin at the same group key, and would mix
+        # up their collectives.
         self.number = next(_numbers)
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
     def _replace_collectives(self) -> None:
-        # The parent's constructor has no argument for its collectives.
+        # The parent's constructor has no argument to pass collectives.
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )
@@ -190,7 +190,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """`_summarize` as a `tf.function`, which runs without Python."""
+        """`_summarize` as a `tf.function`, whose ops run without Python."""
         return tf.function(self._summarize, autograph=False)
 
     def _summarize(
@@ -202,9 +202,10 @@ class SparseExtended(VariablesExtended):
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
-        """Stack a note of each replica; this worker's replicas send `note`.
+        """Exchange notes on a batch between replicas; return their stack.
 
-        The exchange uses the main channel, since the step waits for the notes.
+        Every replica of this worker sends `note`. The exchange uses the main
+        channel, since the step waits for the notes.
         """
         return self.gather_copies(
             self.channel, [note] * len(self.worker_devices)
@@ -235,7 +236,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def background(self) -> BackgroundCall:
-        """The thread that exchanges notes during a step in eager mode."""
+        """The thread that exchanges notes on batches during an eager step."""
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
@@ -274,10 +275,10 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def later(self) -> dict[str, Later]:
-        """The threads that exchange values while the next steps run.
+        """By purpose, a thread that exchanges values while the next steps run.
 
-        The keys are the purposes: "entries", "logs" and "notes". Each thread
-        has its own channel, so no thread waits for another.
+        The purposes are "entries", "logs" and "notes". Each thread has its own
+        channel, so no thread waits for another.
         """
         threads = {}
         for i, purpose in enumerate(("entries", "logs", "notes")):
@@ -290,10 +291,10 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """A function from the shape of notes to a `GatherLater` for the notes.
+        """A function that returns a `GatherLater` for notes of a shape.
 
-        A `GatherLater` gathers tensors while steps run. Calls with the same
-        shape return the same object.
+        A `GatherLater` exchanges notes while the next steps run. For the same
+        shape, the function returns the same object.
         """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)

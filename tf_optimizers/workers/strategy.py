@@ -95,7 +95,7 @@ class SparseMultiWorkerMirroredStrategy(
     strategies at any time, if they have the same cluster, and if every worker
     creates them in the same order.
 
-    Differs from `MultiWorkerMirroredStrategy`:
+    Differences from `MultiWorkerMirroredStrategy`:
 
     - Every logical CPU device of a worker is a replica, not only the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so
@@ -123,9 +123,9 @@ class SparseMultiWorkerMirroredStrategy(
             slower worker outside of collectives, for example while the slower
             worker prepares its data. After this time, the waiting worker raises
             an error. Defaults to `1800.0`, half an hour.
-        compares_data: bool. Whether workers that share their data compare
-            batches, and raise an error if batches differ. Set this attribute
-            before `fit`. Defaults to `True`.
+        compares_data: bool. Whether workers that iterate over the whole dataset
+            compare batches, and raise an error if batches differ. Set this
+            attribute before `fit`. Defaults to `True`.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -168,7 +168,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Check that workers agree, and give them one seed for shuffles."""
+        """Check that workers are set up equally, and give them one seed."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -302,7 +302,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
-            if replica.is_assigning:  # The caller ignores the result.
+            if replica.is_assigning:  # An assignment ignores the result.
                 self._metrics.on_assign()
                 return self.experimental_local_results(value)[0].value()
             total = self._metrics.read(value)

@@ -85,14 +85,17 @@ class WorkerReplicas(ReplicaGroup):
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Join the rows of all replicas, an equal number from each replica."""
+        """Join the rows of all replicas, which have equal numbers of rows."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return each value's sum over replicas, valid only on its owner."""
+        """Return each value's sum over replicas, for the value's owner.
+
+        On other replicas than the owner, the result is not valid.
+        """
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             numbers = to_numbers(_rows(message, message.rows, values))
@@ -153,13 +156,13 @@ class WorkerReplicas(ReplicaGroup):
         ]
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Call:
-        """Return a call that runs a function in a thread while steps run."""
+        """Return a `Call` of a function in a thread, while steps run."""
         extended = self._strategy.extended
         local = len(extended.worker_devices)
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context in which exchanges use the channel for `later`."""
+        """Return a context in which exchanges use the channel of `later`."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 

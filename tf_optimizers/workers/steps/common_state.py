@@ -44,7 +44,7 @@ _HINT = (
 
 @functools.cache
 def watch_state() -> None:
-    """From now on, average state that steps assign, before Keras reads it."""
+    """From now on, average state over replicas before Keras reads the state."""
     insert_callback(
         AverageState, lambda model: _state_of_model(model) is not None
     )
@@ -52,7 +52,7 @@ def watch_state() -> None:
 
 
 class AverageState(keras.callbacks.Callback):
-    """Averages state that steps assign before Keras or a callback reads it."""
+    """Averages state over replicas before Keras or a callback reads it."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average state over replicas before other callbacks save the model."""
@@ -63,7 +63,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation has not changed state of training."""
+        """Record that the evaluation kept state that only training assigns."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -71,7 +71,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction has not changed state of training."""
+        """Record that the prediction kept state that only training assigns."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -126,7 +126,7 @@ class CommonState:
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the step being traced assigns a variable."""
         if variable.aggregation != "none":
-            return  # TensorFlow reduces the value over replicas.
+            return  # TensorFlow itself reduces the value over replicas.
         known = self._assigned.get(id(variable))
         if known is not None and known.variable() is variable:
             is_training = is_training and known.only_in_training
@@ -194,7 +194,7 @@ class CommonState:
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
-        """Return the model's variables that steps assign, in its order."""
+        """Return the model's variables that steps assign on each replica."""
         of_rows = _states_of_rows(model)
         found = [
             variable

@@ -135,7 +135,7 @@ class MetricReader:
 
 
 def _summed(model: keras.Model) -> list[tf.Variable]:
-    """Return the metrics' variables of a model that are sums over replicas."""
+    """Return the variables of a model's metrics that replicas sum."""
     values = [variable.value for variable in model.metrics_variables]
     return [
         value

@@ -64,7 +64,7 @@ def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether all variables of a metric are sums, and small in total."""
+    """Return whether a metric's variables are sums, and take few bytes."""
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
     return size <= _MOST_BYTES and all(
@@ -78,8 +78,8 @@ def names_of(
 ) -> list[Any]:
     """Return a name for each leaf of a nest.
 
-    The names are the keys of a flat dictionary. The leaves of any other nest
-    all get the name `otherwise`.
+    If the nest is a flat dictionary, the names are the keys. The leaves of any
+    other nest all get the name `otherwise`.
     """
     is_flat = isinstance(nest, dict) and len(nest) == len(flat)
     return sorted(nest) if is_flat else [otherwise] * len(flat)

@@ -67,7 +67,7 @@ def warn_if_made_of(
             are not the result of a metric.
     """
     if tf.executing_eagerly():
-        return  # Only a graph shows dependencies.
+        return  # Only a graph shows which values an output depends on.
     sources: dict[int, keras.Variable] = {}
     for variable in variables:
         source = _source(tf.convert_to_tensor(variable))
@@ -107,7 +107,10 @@ def _source(tensor: tf.Tensor) -> Any:
 
 
 def _is_sum(value: tf.Tensor, source: Any) -> bool:
-    """Return whether a value adds to the value of the handle `source`."""
+    """Return whether a tensor is a sum that includes a variable's old value.
+
+    `source` is the handle of the variable.
+    """
     op = value.op
     if op.type in _PASS_THROUGH or op.type in _ADDITIONS:
         return _is_sum(op.inputs[0], source)
@@ -121,7 +124,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return one of some variables that a tensor depends on, or None.
+    """Return a variable in `sources` that a tensor depends on, or None.
 
     Args:
         output: The tensor, or another output of a step.

@@ -161,10 +161,10 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # By output number: the metric whose result the output is, and the index
+        # By output index: the metric whose result the output is, and the index
         # among the metric's results.
         self._found: dict[int, tuple[Any, int]] = {}
-        # By output number: the name and shape of a float array.
+        # By output index: the name and shape of a float array.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
 
@@ -250,7 +250,7 @@ class Step:
     def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any
     ) -> set[int]:
-        """Return the numbers of outputs that have an element for each row.
+        """Return the indices of outputs that have an element for each row.
 
         If the number of rows is fixed, an array of the same length is
         ambiguous: two elements from a replica with two rows may also be the
@@ -351,7 +351,7 @@ class Step:
 
 
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
-    """Scale a replica's output, so that the mean over replicas is weighted.
+    """Scale a number so that Keras's mean over replicas is weighted by rows.
 
     For a variable, this mean is the value that the variable has outside of the
     step, such as the sum of the replicas' values. Values that are not numbers

@@ -67,7 +67,7 @@ class Reduction:
     of an epoch reduce values. Other steps return the result of the last
     reduction, which is the same on all workers. So a callback that reads logs
     and stops training does so on all workers. If rounds overlap, the last step
-    of a round starts a reduction, and returns the result of the previous one.
+    of a round starts a reduction, and returns the previous reduction's result.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -137,7 +137,8 @@ class Reduction:
             kept.age.assign(0)
             return tf.identity(result)
 
-        # If the step does not use the optimizer, the round never ends.
+        # If a step does not use the optimizer, the round never ends. So values
+        # are also reduced after the usual number of batches.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
             return tf.cond(current.ends | is_old, exchange, repeat)

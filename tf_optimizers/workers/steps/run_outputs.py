@@ -129,7 +129,7 @@ class ScalarsOfRun:
         return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the reduced value, or None unless `value` is a scalar."""
+        """Return a stored output's reduced value, or None for other values."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if isinstance(reduce_op, str):  # Keras passes a string.

@@ -92,7 +92,7 @@ def share_of(
 
 
 def rows_of_inputs(batch: Any) -> Any:
-    """Return the number of rows of a batch's inputs, or None for scalars.
+    """Return a batch's number of rows, or None if the inputs are scalars.
 
     The number is an int if it is known statically, else a tensor.
     """

@@ -173,7 +173,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     """Assign a value to a variable in a replica.
 
     A replica without rows leaves variables of metrics unchanged. An assignment
-    by the step itself, not by an optimizer, is recorded.
+    by the step itself, not by an optimizer, is recorded for `CommonState`.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

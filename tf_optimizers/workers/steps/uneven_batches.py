@@ -136,7 +136,7 @@ def _reduce(
         return loss
     divisors = tf.ones_like(values) if divisors is None else divisors
     fraction = _fraction(tf.reduce_sum(tf.cast(divisors, tf.float32)))
-    # Without a share, Keras has divided by the number of replicas.
+    # Outside of a model's step, Keras has divided by the number of replicas.
     return loss * _cast(
         fraction * (share.inverse if share else _replicas()), loss
     )
@@ -155,7 +155,7 @@ def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
 
 
 def _fraction(divisor: tf.Tensor) -> tf.Tensor:
-    """Return a divisor, divided by the sum of all replicas' divisors."""
+    """Return this replica's fraction of the sum of all replicas' divisors."""
     if tf.executing_eagerly():
         _check_alone()
     if replica.share is not None:
