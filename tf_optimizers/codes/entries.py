@@ -35,7 +35,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class WordReader:
-    """Reads tensors of all replicas, in the order in which they were written.
+    """Reads tensors of all replicas, in the order they were written.
 
     Args:
         words: int32, the words of all replicas, one replica after another. Each

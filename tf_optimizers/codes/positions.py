@@ -218,7 +218,7 @@ class _EliasFano(NamedTuple):
 
     @property
     def starts(self) -> list[int]:
-        """The address at which each tensor begins in the joined tensor."""
+        """The first address of each tensor in the joined tensor."""
         blocks = (_blocks(size, self.low) for size in self.sizes[:-1])
         first = itertools.accumulate(blocks, initial=0)
         return [block << self.low for block in first]

@@ -202,7 +202,7 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope in which at most `_AT_ONCE` steps run at the same time."""
+    """Return a scope that lets at most `_AT_ONCE` steps run at one time."""
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
         changes[last : last + 1] if last >= 0 else []

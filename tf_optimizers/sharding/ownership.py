@@ -15,8 +15,8 @@ from tf_optimizers._compat.owned import Rows
 # exceeds the limit, because a variable that is not split has at most half of
 # the mean load.
 _LARGEST_LOAD = 1.5
-# Keras's elementwise optimizers, in which the step of an element depends on no
-# other element.
+# Keras's elementwise optimizers: the step of an element depends on no other
+# element.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (

@@ -181,7 +181,7 @@ class ShardedSteps:
     ) -> Any:
         """Step a variable; raise if the step changes state of another variable.
 
-        Replicated state may change only in the step of its own variable.
+        Replicated state may change only in the step of its variable.
         """
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]

@@ -162,7 +162,7 @@ class WorkerReplicas(ReplicaGroup):
         return extended.later["entries"].call(function, local)
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context in which exchanges use the channel of `later`."""
+        """Return a context whose exchanges use the channel of `later`."""
         extended = self._strategy.extended
         return extended.current.set(extended.later["entries"].channel)
 

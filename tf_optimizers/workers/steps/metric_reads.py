@@ -45,8 +45,8 @@ class MetricReader:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # The models, in the order in which scripts pass them to `watch`. The
-        # order is the same on all workers.
+        # The models, in the order of the calls of `watch`. All workers make
+        # these calls in the same order.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()
         )
