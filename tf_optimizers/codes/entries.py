@@ -111,10 +111,11 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return the whole bytes of consecutive parts, from the bits of each part.
+    """Return each part's number of bytes, given its number of bits.
 
-    A byte that several parts share counts for the first of these parts. The
-    last part includes the padding to a whole number of words.
+    The parts follow one another without gaps. A byte with bits of several parts
+    counts for the first of these parts. The last part includes the padding to a
+    whole number of words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD

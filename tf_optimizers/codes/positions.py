@@ -51,7 +51,7 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
-    """Return the `width` lowest bits of numbers, bool [rows, width n].
+    """Return the `width` lowest bits of numbers, bool [rows, width * n].
 
     The lowest bits of all numbers come first, then all second-lowest bits. The
     numbers have the shape [rows, n].
@@ -137,7 +137,7 @@ def _weights(width: int) -> tf.Tensor:
 
 
 def position_bits(size: int, count: int) -> int:
-    """Return the bits that encode `count` positions in `size` elements."""
+    """Return how many bits encode `count` positions in `size` elements."""
     low = _low_bits(size, count)
     return size if low is None else _split_bits(size, count, low)
 

@@ -40,7 +40,7 @@ class Float:
         self.dtype = dtype
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of `count` values."""
+        """Return the number of bytes of `count` values."""
         return count * self.dtype.size
 
     def round(
@@ -56,7 +56,7 @@ class Float:
         return tf.split(tf.cast(every, self.dtype), layout.counts, axis=1)
 
     def write(self, values: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Return the bytes of rounded values, uint8 [rows, bytes]."""
+        """Encode rounded values as bytes, uint8 [rows, bytes]."""
         data = tf.bitcast(tf.concat(values, 1), tf.uint8)
         return tf.reshape(data, [data.shape[0], -1])
 
@@ -85,7 +85,7 @@ class Chunked:
     decode: Callable[[tf.Tensor, tf.Tensor, Layout], tf.Tensor]
 
     def byte_size(self, count: int, tensors: int = 1) -> int:
-        """Return the bytes of `count` values, including their scales."""
+        """Return the number of bytes of `count` values and their scales."""
         chunks = chunk_count(count, tensors)
         scales = self.scales * tf.bfloat16.size * chunks
         return scales + self._padded(count) * self.width // 8
@@ -102,7 +102,7 @@ class Chunked:
         return self._decode(codes, scales, layout)
 
     def write(self, values: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Return the bytes of scales, then of codes, uint8 [rows, bytes]."""
+        """Encode values as bytes, first scales, then codes: uint8 [rows, n]."""
         codes, scales = self._encode(layout.fill(values))
         padded = [
             tf.pad(part, [[0, 0], [0, self._padded(count) - count]])

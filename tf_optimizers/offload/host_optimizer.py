@@ -271,7 +271,7 @@ def bytes_by_device(
 
 
 def _by_device(variables: Iterable[Any]) -> dict[str, int]:
-    """Return the bytes of variables on the host, and on other devices."""
+    """Return how many bytes of variables are on the host, and elsewhere."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
         # A replica holds some rows of sharded state, or none.

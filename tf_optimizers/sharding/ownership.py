@@ -84,7 +84,7 @@ def assign_owners(
 
 
 def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
-    """Return the bytes that each replica owns."""
+    """Return the number of bytes that each replica owns."""
     loads = [0] * replicas
     for variable, piece in owned:
         loads[piece.owner] += bytes_of(variable, piece)
@@ -92,7 +92,7 @@ def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
 
 
 def bytes_of(variable: Any, piece: Piece | None = None) -> int:
-    """Return the bytes of one copy of a variable, or of a piece of it."""
+    """Return the number of bytes of a variable's copy, or of a piece."""
     shape = list(variable.shape)
     if piece is not None and piece.ends is not None:
         shape[0] = piece.ends[1] - piece.ends[0]

@@ -118,7 +118,7 @@ class SparseExtended(VariablesExtended):
         self._collective_key_base += self.number * _KEYS_PER_STRATEGY
 
     def _replace_collectives(self) -> None:
-        # The parent's constructor has no argument to pass collectives.
+        # The parent's constructor has no argument for collectives.
         self._cross_device_ops = self._make_collectives(
             self._collective_keys, self.replicas
         )

@@ -95,7 +95,7 @@ class SparseMultiWorkerMirroredStrategy(
     strategies at any time, if they have the same cluster, and if every worker
     creates them in the same order.
 
-    Differences from `MultiWorkerMirroredStrategy`:
+    Differs from `MultiWorkerMirroredStrategy`:
 
     - Every logical CPU device of a worker is a replica, not only the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so

@@ -87,7 +87,7 @@ def warn_if_made_of(
 
 
 def _warn(message: str) -> None:
-    """Warn, on the first replica of the first worker only."""
+    """Warn on the first replica of the first worker only."""
     context = tf.distribute.get_replica_context()
     if tf.get_static_value(context.replica_id_in_sync_group) == 0:
         warnings.warn(message, stacklevel=2)
