@@ -280,7 +280,7 @@ class Optimizer(keras.optimizers.Optimizer):
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved for this optimizer."""
+        """Return the optimizer whose state is saved, by default this one."""
         # Keras would track the optimizer's variables if this were an attribute.
         return self
 
@@ -296,7 +296,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return {}
 
     def _is_decayed(self, index: int) -> bool:
-        """Return whether the variable at a position is decayed."""
+        """Return whether weight decay applies to the variable at a position."""
         chosen, has = self._excluded.chosen, self._excluded.has
         return not (index in chosen or has(WEIGHT_DECAY, index))
 

@@ -75,8 +75,7 @@ class Chunked:
         scales: The number of scales of a chunk.
         encode: Returns the uint8 codes of chunks, and scales of shape
             [chunks, scales].
-        decode: Returns the chunks of values for codes, with 0 where a chunk has
-            no entry.
+        decode: Returns the values of chunks, with 0 where a chunk has no entry.
     """
 
     width: int

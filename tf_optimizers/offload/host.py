@@ -75,8 +75,8 @@ class OnHost:
         """Return moving averages for Keras's callbacks.
 
         Raises:
-            ValueError: Under a strategy, where the callbacks need an average on
-                every replica. Sharded averages raise no error.
+            ValueError: Under a strategy, unless the averages are sharded,
+                because the callbacks need an average on every replica.
         """
         is_sharded = not isinstance(averages, list)
         if optimizer.use_ema and is_adopted(optimizer) and not is_sharded:

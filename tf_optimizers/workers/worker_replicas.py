@@ -94,7 +94,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[tf.Tensor]:
         """Return each value's sum over replicas, for the value's owner.
 
-        On other replicas than the owner, the result is not valid.
+        On all replicas but the owner, the result is not valid.
         """
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
@@ -156,7 +156,7 @@ class WorkerReplicas(ReplicaGroup):
         ]
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Call:
-        """Return a `Call` of a function in a thread, while steps run."""
+        """Return a `Call` that runs a function in a thread while steps run."""
         extended = self._strategy.extended
         local = len(extended.worker_devices)
         return extended.later["entries"].call(function, local)

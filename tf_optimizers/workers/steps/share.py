@@ -107,7 +107,7 @@ class Loop:
     """The batches that a custom training loop passes to `strategy.run`.
 
     Args:
-        counted: The arguments that are parts of batches with known rows.
+        counted: The arguments that are batches with known numbers of rows.
         others: Whether other arguments also differ between replicas.
     """
 

@@ -160,7 +160,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Update a `Mean`; a single number stands for all rows of the replica."""
+    """Update a `Mean`; weight a single number by the replica's share."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
     is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
