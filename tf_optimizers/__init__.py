@@ -42,10 +42,10 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# These names are imported on first access, because they need private modules of
-# `tf.distribute`, and the optimizers must work without these modules. All other
-# names are imported at once, because Keras can load a saved class only after
-# the class's module is imported.
+# Import these names on first access: they need private modules of
+# `tf.distribute`, and the optimizers must work without these modules. Import
+# all other names at once, because Keras can load a saved class only after the
+# class's module is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 

@@ -128,7 +128,7 @@ class AdamOffload(HostOptimizer):
     """
 
     is_elementwise = True  # See `ShardedState.is_elementwise`.
-    _supports_jit = False  # XLA compiles for one device; a step uses two.
+    _supports_jit = False  # A step uses two devices; XLA compiles for one.
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class AdamOffload(HostOptimizer):
         master = self._masters[index]
         if master is not None:
             others = *state, gradient, master.handle
-            # If a step has two gradients of a variable, its value has changed.
+            # An earlier gradient of the same step may have changed the value.
             value = self._placement.unsent.get(id(variable), value_of(variable))
             return in_place(_move_master, constants, value, *others)
         decayed = [value_of(variable)] if self._decay_of(index) else []
@@ -269,8 +269,8 @@ def _move_master(
 ) -> tf.Tensor:
     """Update m, v and the master weight; return the variable's new value.
 
-    `value` is the variable's value; `gradient` may have the variable's dtype.
-    `m`, `v` and `master` are handles.
+    `value` is the variable's old value. `gradient` has the dtype of the
+    variable or float32. `m`, `v` and `master` are handles.
     """
     gradient = tf.cast(gradient, tf.float32)
     old = refreshed(read(master, gradient), value)
@@ -326,5 +326,5 @@ def adam(
     ahead = m
     if nesterov:
         ahead = scalar(betas.of_m, m) * m + scalar(betas.new_m, m) * gradient
-    # `size` corrects the bias, after epsilon has been added.
+    # `size` contains the bias corrections, so epsilon is added before them.
     return size * ahead / (tf.sqrt(v) + scalar(epsilon, v)), m, v

@@ -16,8 +16,8 @@ TINY = float(np.finfo(np.float32).tiny)
 class Fixed:
     """An attribute that only the constructor sets.
 
-    An optimizer copies the value, so a later assignment would have no effect,
-    or only a part of it.
+    The constructor copies the value into other objects, which a later
+    assignment would not change.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -144,7 +144,7 @@ def check_unused(
 
 
 def check_patterns(name: str, value: Any) -> list[str] | None:
-    """Return regular expressions as a list, or None if `value` is None."""
+    """Return valid regular expressions as a list, or None for None."""
     if value is None:
         return None
     if (

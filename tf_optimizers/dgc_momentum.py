@@ -45,7 +45,7 @@ _UNUSED = {
 }
 # If a saved file has this key, u and v contain the learning rate.
 _RATE_KEY = "rate_in_momentum"
-# Maps the name of the list of variables in a checkpoint to whether u and v
+# In a checkpoint, the name of the list of variables shows whether u and v
 # contain the learning rate.
 _CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
 
@@ -117,16 +117,17 @@ class DGCMomentum(CompressedOptimizer):
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
     and a position to every other worker. A position takes 12 bits at a sparsity
     of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less.
-    Under TensorFlow's own strategies, a position takes 4 bytes. If N times
-    these bytes exceed twice the bytes of the dense tensor, as they may at the
-    start of the warm-up, the entries are sent as a dense tensor; the sum is the
-    same. See `communication_summary`.
-    Many replicas: `tfo.SparseMultiWorkerMirroredStrategy` sums by shards if
-    shards at least halve this traffic, where each message costs as much as 32
-    KiB. Each replica sums a shard, an N-th of every variable, and sends the
-    shard's k / N largest sums to all replicas. At a sparsity of 99.9 %, sums
-    are by shards from 5 replicas on for 100 million parameters, and from 41 on
-    for 20 million. Entries outside of the sent sums stay in v_i and u_i.
+    Under TensorFlow's own strategies, a position takes 4 bytes. At the start of
+    the warm-up, N times these bytes may exceed twice the bytes of the dense
+    tensor. The entries are then sent as a dense tensor, with the same result.
+    See `communication_summary`.
+    Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, each replica
+    can sum a shard, an N-th of every variable, and send the shard's k / N
+    largest sums to all replicas. Entries outside of the sent sums stay in v_i
+    and u_i. The strategy uses shards if they at least halve the traffic,
+    counting 32 KiB for each message. At a sparsity of 99.9 %, this is the case
+    from 5 replicas on for 100 million parameters, and from 41 on for 20
+    million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
     "int2", the other values in the same group of 64 are sent in a later step.
@@ -336,7 +337,7 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                u.meaning = f"{_RATE_KEY}=True"  # Backups compare it.
+                u.meaning = f"{_RATE_KEY}=True"  # Must match in a backup.
             self._compressor.add(self, variable, u, self.momentum_masking)
 
     def _update(
@@ -375,10 +376,10 @@ class DGCMomentum(CompressedOptimizer):
     def _dense_update(
         self, index: int, total: Gradient, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Add the mean gradient to u; return the update.
+        """Add the mean gradient to u; return the update of a variable.
 
-        All replicas have the same u. The update is the sum of the changes that
-        all replicas would send.
+        All replicas have the same u. The update is N times the change that u
+        gives, as if each of N replicas had sent this change.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])
@@ -409,7 +410,7 @@ def _add_to_both(
 ) -> None:
     """Add a replica's gradient to u, and the resulting change to v.
 
-    `u`, `v` and `weight` are handles, here and in the next two functions.
+    `u`, `v` and `weight` are handles of variables.
     """
     old = read(v, gradient)
     gradient = scaled(gradient, scale)
@@ -423,7 +424,7 @@ def _add_mean_to_u(
     total: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add the mean gradient to u; return the sum of all replicas' changes."""
+    """Add the mean gradient to u; return the sum of changes over replicas."""
     replicas = hyperparameters.replicas
     mean = total / replicas
     return replicas * _add_to_u(hyperparameters, u, weight, mean, rate)
@@ -451,7 +452,7 @@ def dgc_momentum(
     u: tf.Tensor,
     learning_rate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the new u_i of the formula, and the change of v_i.
+    """Return the new u_i of `DGCMomentum`'s formula, and the change of v_i.
 
     `gradient` is already clipped. `weight` is used only with a penalty.
     """

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-_masks = threading.local()  # Each thread's signal masks before its forks.
+_masks = threading.local()  # A thread's signal masks before its forks.
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:

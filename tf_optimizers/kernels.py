@@ -23,11 +23,11 @@ def compiled(
 
     All optimizers share one `tf.function` per signature. Floats are not part of
     the signature, so a sweep of hyperparameters compiles `function` only once.
-    Each `tf.function` is traced only once: TensorFlow would warn about a
-    `tf.function` that is traced for every shape in a model.
+    Each shape has a separate `tf.function`: TensorFlow would warn about a
+    `tf.function` that is traced for many shapes.
 
-    Pass the handles of variables, not the variables: after a variable is
-    deleted, a `tf.function` that was called with this variable fails, even for
+    Pass the handles of variables, not the variables: if a `tf.function` was
+    called with a variable that is now deleted, the `tf.function` fails even for
     other variables. `function` calls `read` and `assign` with the handles.
 
     Args:
@@ -39,7 +39,8 @@ def compiled(
         xla: Whether to compile `function` into one XLA kernel.
     """
     places, numbers = _without_numbers(constants)
-    # An eager context cannot call the functions of another context.
+    # Tests may replace TensorFlow's eager context. A new context cannot call a
+    # `tf.function` of the old context.
     signature = eager_context(), function, like.shape, like.dtype
     kernel = _cached_function(*signature, *places, xla=xla)
     if not numbers:
@@ -48,7 +49,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Replace each float by the type `float`; return constants and floats."""
+    """Replace each float with the type `float`; return the floats, too."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -65,9 +66,9 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow counts the traces of each Python function, and warns if there
-    # are many. A function defined here would count as the same function for all
-    # signatures, but each `partial` counts separately.
+    # TensorFlow warns if one Python function has many traces. A nested function
+    # would count as one for all signatures, but each `partial` counts
+    # separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -119,7 +120,7 @@ _LANES = 16
 _ROWS = 8
 # For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
-# `scaling` splits smaller scalars into this factor and another factor that
+# `scaling` splits smaller scalars into two factors, this one and another, which
 # float32 can hold. Multiplication by a power of two is exact.
 _TINY = 2.0**-100
 
@@ -162,7 +163,7 @@ def norms(
         sums = tf.zeros([size // unit, _LANES], dtype)
         sums = _add_blocks(function, flat, count, sums)
         totals.append(tf.reduce_sum(sums))
-    # An empty rest is skipped: operations take time to trace and to compile.
+    # Skip an empty rest: operations take time to trace and to compile.
     if not size or count * size < length:
         rest = (tensor[count * size :] for tensor in flat)
         totals.append(tf.reduce_sum(_squares(function(*rest))))
@@ -189,10 +190,10 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar must be 0 or at least 1e-60. Such a scalar, the inverse of a
-    norm, may be too small for float32, so the function multiplies twice. Call
-    the function inside an XLA kernel, where both multiplications take one pass
-    over memory.
+    The scalar must be 0 or at least 1e-60. It may be too small for float32, as
+    the inverse of a norm can be, so the function multiplies by two factors.
+    Call the function inside an XLA kernel, where both multiplications take one
+    pass over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -249,16 +250,16 @@ def _add_blocks(
 
     first = tf.constant(0, tf.int64)
     sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
-    # A tape that records an optimizer's step asks for this gradient, and XLA
-    # cannot compile the gradient of a loop.
+    # If a tape records an optimizer's step, TensorFlow would compute this
+    # gradient, and XLA cannot compile the gradient of a loop.
     return tf.stop_gradient(sums)
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return float64 squares of one vector, or of two as a complex vector.
+    """Return the float64 squares of one vector, or of two as a complex vector.
 
-    A sum of complex numbers takes one pass over memory. Two sums of real
-    numbers would take two passes.
+    Summing complex numbers takes one pass over memory. Two sums of real numbers
+    would take two passes.
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]

@@ -160,7 +160,10 @@ def lamb(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return u of the formula; `corrections` turn m and v into m^ and v^."""
+    """Return u of the formula in `Lamb`.
+
+    `corrections` are the factors that turn m and v into m^ and v^.
+    """
     # The root of v^ is a product of two roots, because v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
     inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))

@@ -160,7 +160,7 @@ def lans_step(
     learning_rate: tf.Tensor,
     step: tf.Tensor,
 ) -> None:
-    """Update w, m and v in place; takes the arguments of `lamb_step`."""
+    """Update w, m and v in place; see `lamb_step` for the arguments."""
     w, m, v = (read(handle, gradient) for handle in handles)
     # Computing both norms together takes hardly longer than computing one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
@@ -212,9 +212,10 @@ def lans(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> list[tf.Tensor]:
-    """Return the directions a and c from w, g~, m and v.
+    """Return the directions a and c of the formula in `LANS`.
 
-    `corrections` turn m and v into m^ and v^.
+    `gradient` is g~. `corrections` are the factors that turn m and v into m^
+    and v^.
     """
     # The root of v^ is a product of two roots, because v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v
@@ -230,5 +231,5 @@ def _along_momentum(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return direction a from w and the updated m and v, without g~."""
+    """Return direction a of the formula in `LANS`, which needs no g~."""
     return lans(hyperparameters, weight, m, m, v, corrections)[0]

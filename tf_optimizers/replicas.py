@@ -18,8 +18,9 @@ from tf_optimizers.codes.entries import Entries
 class ReplicaGroup:
     """The replicas of one of TensorFlow's strategies, all in one process.
 
-    For our strategy, `strategy.extended.replica_group` is a subclass. All
-    replicas must make the same calls in the same order.
+    `tfo.SparseMultiWorkerMirroredStrategy` uses a subclass, the value of
+    `strategy.extended.replica_group`. All replicas must make the same calls in
+    the same order.
 
     Args:
         strategy: The strategy.
@@ -91,10 +92,10 @@ class ReplicaGroup:
         return self.sum(list(values))
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:
-        """Return the sums of values over replicas.
+        """Return the sums of values over all replicas.
 
-        The sum of `Entries` is `IndexedSlices` with the entries of all
-        replicas.
+        A value is a tensor, `IndexedSlices` or `Entries`. The sum of `Entries`
+        is `IndexedSlices` with the entries of all replicas.
         """
         return self.sum(
             [v.slices() if isinstance(v, Entries) else v for v in values]
@@ -118,7 +119,8 @@ class ReplicaGroup:
         """
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
-            # Separate calls: one call would sum all values on all devices.
+            # Make a call for each value: one call would sum all values on all
+            # devices.
             sums = [
                 strategy.extended.reduce_to(
                     tf.distribute.ReduceOp.SUM, value, self.devices[owner]
@@ -148,36 +150,36 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return an object that calls a function in a thread while steps run.
+        """Return an object that runs a function in a thread, alongside steps.
 
-        A step calls the object's `start(local rank, number)`, and a later step
-        calls the object's `wait(local rank)`. The function gets the number as
-        an int64 tensor. All replicas must call `start`. Only for groups with
-        `exchanges_later`.
+        In a step, all replicas call the object's `start(local rank, argument)`.
+        The thread then calls the function once, with the argument as an int64
+        tensor. A later step waits for the end of this call with the object's
+        `wait(local rank)`. Only for groups with `exchanges_later`.
         """
         raise NotImplementedError
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context in which exchanges use the channel of `later`."""
+        """Return a context for exchanges by a function passed to `later`."""
         raise NotImplementedError
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Return the statements of all workers.
+        """Send a statement to all workers; return the statements of all.
 
         Call this method outside of `strategy.run`. All workers must make the
         same calls in the same order.
 
         Args:
             subject: The subject of the statement, for errors.
-            statement: A JSON-serializable value.
+            statement: This worker's value, JSON-serializable.
             hint: Advice for the error if a worker does not make the call.
         """
         return [statement]
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context that raises if its code needs other workers.
+        """Return a context that raises if code inside it needs other workers.
 
         Args:
             name: The name of the code, for the error.
@@ -220,9 +222,9 @@ def warn_if_alone() -> None:
         return
     training = "chief", "worker"  # An evaluator does run alone.
     workers = sum(len(cluster.get(name, ())) for name in training)
-    # Every strategy of several processes, TensorFlow's own included, connects
-    # the process to a cluster, which adds jobs to the names of devices. Once
-    # there is a variable, `MultiWorkerMirroredStrategy` cannot be created.
+    # A strategy of several processes connects the process to a cluster, which
+    # adds jobs to the names of devices. Once the process has a variable, it is
+    # too late to create such a strategy.
     is_connected = any(
         "/job:" in device.name for device in tf.config.list_logical_devices()
     )
@@ -248,7 +250,7 @@ def replicas_of(
 
 
 def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
-    """Call a function; return its operations that have an effect, or may fail.
+    """Call a function; return its operations that have effects or may fail.
 
     In eager mode, the operations have already run, and the list is empty.
     """
@@ -303,7 +305,8 @@ def reduce_together(
 
     Args:
         strategy: The strategy.
-        reduce: Called with one tensor per replica; returns the reduced tensor.
+        reduce: A function that takes a per-replica tensor, and returns the
+            reduced tensor.
         values: Per-replica tensors or variables, of known shapes.
         dtype: The dtype that values are cast to first. Defaults to no cast.
     """
@@ -342,7 +345,7 @@ def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return the digests of the distinct values, sorted."""
+    """Return a digest of each distinct value, sorted."""
     return sorted(
         {
             hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()

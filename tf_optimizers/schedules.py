@@ -62,7 +62,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Our optimizers then pass the number of updates, not the number of batches.
+    # Makes our optimizers pass the number of updates, not of batches.
     counts_updates = True
 
     def __init__(

@@ -116,8 +116,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange, as the
-        # inner optimizer would.
+        # Keras divides gradients by this factor before the exchange. The inner
+        # optimizer would do the same.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -217,7 +217,7 @@ class ShardedState(Wrapper):
     def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Accumulate gradients, or step at the owners and send the weights."""
+        """Accumulate gradients, or update each weight at its owner."""
         inner = self.inner_optimizer
         unscaled = (inner, "loss_scale_factor", None)
         if self._slots is None:

@@ -81,7 +81,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     As a result, an element of w_i that worker i has sent changes by the
     difference between the sum and worker i's own entry. Any other element
     changes by the sum of the other workers' entries. w is equal on all workers,
-    bit for bit. `synchronize` waits for entries that still travel, exchanges
+    bit for bit. `synchronize` waits until all entries have arrived, exchanges
     once more without overlap, and sets all w_i to w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
@@ -277,13 +277,15 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._rounds is None or self._rounds.taken == 0
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
-        """Give all replicas the same weights, at any step of a round.
+        """Give all replicas the same weights, after any local step.
 
-        As at the end of a round, the largest entries are sent, and the others
-        stay in the residual. Then a new round begins. `fit`, `evaluate` and
-        `predict` call `synchronize` before weights are read, with the
-        statistics of `BatchNormalization`. In a custom training loop, call
-        `synchronize` on every worker before you evaluate or save a model.
+        Replicas send their largest entries, as after `sync_every` local steps.
+        The next step is again the first of `sync_every` local steps.
+
+        `fit`, `evaluate` and `predict` call `synchronize` before weights are
+        read, with the statistics of `BatchNormalization`. In a custom training
+        loop, call `synchronize` on every worker before you evaluate or save a
+        model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
@@ -430,13 +432,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         due: Sequence[tuple[Choice, tf.Tensor | None]],
         stepped: Sequence[tf.Variable] = (),
     ) -> None:
-        """Exchange the pseudo-gradients of a round, if the round is over.
+        """Exchange the changes of weights in a round, if the round is over.
 
         Args:
             rounds: The rounds, with the weights at the start of this round.
-            due: Pairs of a choice of variables and a bool tensor, which is true
-                if the chosen variables are exchanged now. None means true. At
-                most one choice is exchanged.
+            due: Sets of variables, and whether to exchange each set now, as a
+                bool tensor. None means True. At most one set is exchanged.
             stepped: The variables of the step that ends the round; empty if the
                 round ends early.
         """
@@ -478,7 +479,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add a worker's pseudo-gradient to the residual of the weight."""
+        """Add the change of a weight in a round to the weight's residual."""
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
@@ -491,7 +492,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _dense_update(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the mean of all replicas' pseudo-gradients of a weight."""
+        """Return the mean of all replicas' changes of a weight in a round."""
         del index, weight, rate
         return moved / self._compressor.wire.replicas
 
@@ -499,7 +500,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 def _add_to_residual(
     residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> None:
-    """Update e_i; `residual` is the handle of its variable."""
+    """Update e_i, given the handle of its variable."""
     old = read(residual, moved)
     assign(residual, sparse_loco(residual_decay, copies, old, moved))
 
@@ -507,7 +508,7 @@ def _add_to_residual(
 def sparse_loco(
     residual_decay: float, copies: int, residual: tf.Tensor, moved: tf.Tensor
 ) -> tf.Tensor:
-    """Return the new e_i of the formula, or a device's fraction of e_i.
+    """Return the new residual e_i of `SparseLoCo`, or a device's part of it.
 
     `moved` is w - w_i, and `copies` is N. If each of a worker's M devices holds
     e_i / M, `moved` is the sum of w - w_i over these devices, and `copies` is

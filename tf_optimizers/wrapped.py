@@ -1,8 +1,8 @@
 """Finds the optimizers that train a model.
 
 One optimizer is passed to `compile`. A custom `train_step` may use more
-optimizers: attributes of the model, of compiled models inside the model (as in
-a GAN), or of the user's own objects. Optimizers may also be in lists and dicts.
+optimizers. They are attributes of the model, of compiled models inside the
+model (as in a GAN), or of the user's own objects, or in lists and dicts there.
 """
 
 import itertools
@@ -129,8 +129,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_user_object(value):
         return []
-    # Keras's private attributes come last, so that a layer gets the name of the
-    # attribute that the user assigned.
+    # Search private attributes, such as Keras's, last, so that a layer gets the
+    # name of the attribute that the user assigned.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -205,7 +205,7 @@ def only_local_steppers(model: keras.Model) -> list[Any]:
 
 
 class LocalRound(NamedTuple):
-    """A round of local steps.
+    """A round: local steps on each replica, followed by an exchange.
 
     Attributes:
         ends: Whether the next step is the last of the round; a bool tensor.
@@ -222,8 +222,8 @@ class LocalRound(NamedTuple):
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the current round of a model's optimizers.
 
-    Call this function outside of `strategy.run`. If the optimizers' rounds
-    differ, the current round ends as soon as one of these rounds ends.
+    Call this function outside of `strategy.run`. If the optimizers have
+    different rounds, the current round ends as soon as any of them ends.
 
     Args:
         optimizers: The result of `only_local_steppers`.

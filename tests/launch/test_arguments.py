@@ -40,7 +40,7 @@ BAD = {
     "--workers 2 --machines 2 good.py": "`--machines` must come with",
     "--workers 2 --gpus-per-worker 1 good.py": "At least 2 GPUs must be",
     "--workers 2 --gpus-per-worker -1 good.py": (
-        "must be an integer of at least 0. Received: -1. 0 means none."
+        "must be an integer of at least 0. Received: -1. Pass 0 for none."
     ),
     "--workers": "expected one argument",
     "--workers 2": NOTHING.format("neither"),

@@ -1,4 +1,4 @@
-"""Callbacks: backups, monitors, and a wrapper for callbacks on worker 0."""
+"""Keras callbacks: backups, monitors, and a wrapper for use on one worker."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly

@@ -11,7 +11,8 @@ import numpy as np
 
 from tf_optimizers.replicas import replicas_of
 
-# A callback sets one of these attributes of the model to stop its method.
+# A callback stops `fit`, `evaluate` or `predict` by setting one of these
+# attributes of the model.
 _STOPS = {
     "stop_training": "stop training",
     "stop_evaluating": "stop evaluating",
@@ -75,8 +76,8 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Set only the hooks that the callback overrides: if no callback
-            # overrides a batch hook, Keras may run callbacks in a thread.
+            # Set only the hooks that the callback overrides. If no callback
+            # overrides a batch hook, Keras may run all callbacks in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":
@@ -116,21 +117,21 @@ class ChiefOnly(keras.callbacks.Callback):
             )
 
     def _stops(self) -> list[str]:
-        """Return the attributes of the model that are set to stop it."""
-        # Keras sets each attribute only when its method first runs.
+        """Return the attributes in `_STOPS` that are true in the model."""
+        # An attribute is missing until `fit`, `evaluate` or `predict` has run.
         return [name for name in _STOPS if getattr(self.model, name, False)]
 
 
 @contextlib.contextmanager
 def _keeping_generators() -> Iterator[None]:
-    """Restore the global generators of Python and NumPy when the context ends.
+    """Restore the random states of Python and NumPy when the context ends.
 
     A callback may draw random numbers on the chief: MLflow draws the name of a
     run. The other workers do not draw these numbers, so data shuffled later
     would have another order on the chief.
 
-    Use this only before the first batch is drawn: afterwards, threads that load
-    data may draw at the same time, and restoring would undo their draws.
+    Use this context only before `fit` reads the first batch. Later, threads
+    that load data also draw random numbers, and would draw the same ones again.
     """
     states = random.getstate(), np.random.get_state()
     try:

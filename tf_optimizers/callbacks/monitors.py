@@ -75,7 +75,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return the values before the step that `after_step` needs."""
+        """Return values from before the step, for `after_step`."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -83,7 +83,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def compute(self, before: Any) -> Any:
-        """Return the measured tensors.
+        """Return the measured tensors, given the result of `before_step`.
 
         `self._measure` runs this method as a `tf.function`.
         """
@@ -137,7 +137,7 @@ class Monitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the latest figures to the history."""
-        # The end of an epoch may also end a round of local steps.
+        # A measurement of `SparseLoCo` may end only here, with its round.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
@@ -271,8 +271,8 @@ class CompressionMonitor(Monitor):
     - `sparsity`: the share of entries that the step did not send; 0 without
       compression.
     - `sent_bytes`: the bytes that one replica sent.
-    - `residual_norm`: the L2 norm of all replicas' residuals: v_i of
-      `DGCMomentum`, or e_i of `SparseLoCo`.
+    - `residual_norm`: the L2 norm of all replicas' residuals, the values that
+      are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`.
     - `residual_age`: the mean number of steps that a value stays in the
       residual before it is sent.
 
@@ -310,7 +310,7 @@ class CompressionMonitor(Monitor):
         return getattr(self.optimizer, "is_synchronized", True)
 
     def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
-        """Return the step, the factor, and a copy of the compressed weights."""
+        """Return the step, the value of `_factor`, and copies of weights."""
         return self._step(), self._factor(), self._weights()
 
     def after_step(
@@ -344,10 +344,10 @@ class CompressionMonitor(Monitor):
         return float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums of |v_i|, of v_i^2, and of |change of a weight|.
+        """Return the sums of |v|, of v^2, and of |change of a weight|.
 
-        The first two sums are over all entries and replicas. For `SparseLoCo`,
-        v_i stands for e_i.
+        Here v is an entry of a residual, and the sums include all replicas.
+        `weights` are the weights before the change.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
@@ -370,7 +370,7 @@ class CompressionMonitor(Monitor):
         return [*sums, tf.add_n(moved)]
 
     def _weights(self) -> dict[int, tf.Tensor]:
-        """Return the compressed weights, by the variable's index."""
+        """Return the weights of compressed variables, by index."""
         optimizer = self.optimizer
         variables = built_variables(optimizer)
         return {
@@ -391,9 +391,9 @@ class TrustRatioMonitor(Monitor):
     TensorBoard also gets `trust_ratio/<path>`, `weight_norm/<path>` and
     `update_norm/<path>` of every variable.
 
-    A trust ratio is phi(|w|) / |u|, where w is the weight before the step.
-    Variables that are not adapted have trust ratio 1. `LANS` has two trust
-    ratios; the monitor shows the trust ratio of the momentum.
+    A trust ratio is phi(|w|) / |u|, as in `Lamb`. Here w is the weight before
+    the step. Variables that are not adapted have trust ratio 1. `LANS` has two
+    trust ratios; the monitor shows the trust ratio of the momentum.
 
     A measurement copies the weights.
 
@@ -423,7 +423,7 @@ class TrustRatioMonitor(Monitor):
         return self._weights()
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
-        """Return summaries for the logs, and each variable's figures."""
+        """Return summaries for the logs, and figures of each variable."""
         variables = unique_paths(stepped_variables(self.optimizer))
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")
@@ -444,7 +444,7 @@ class TrustRatioMonitor(Monitor):
         return figures, details
 
     def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
-        """Return trust ratios, weight and update norms, [3, variables]."""
+        """Return the trust ratio and two norms per variable, [3, variables]."""
         columns = [
             (
                 last_trust_ratio(self.optimizer, variable, old),

@@ -1,4 +1,4 @@
-"""Sends only the largest entries of accumulated gradients."""
+"""The base class of `DGCMomentum` and `SparseLoCo`."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,10 +19,12 @@ from tf_optimizers.compression.traffic import traffic_summary
 
 
 class CompressedOptimizer(Optimizer):
-    """An optimizer that sends the largest entries of residuals.
+    """An optimizer that sends only the largest accumulated gradients.
 
-    A subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual`
-    for every compressed variable, and `_dense_update` for every other variable.
+    The residual of a variable accumulates gradients until they are sent. A
+    subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual` for
+    each variable that is compressed in this step, and `_dense_update` for each
+    other variable.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -33,7 +35,7 @@ class CompressedOptimizer(Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _supports_jit = False  # XLA cannot compile a selection by value.
+    _supports_jit = False  # XLA cannot compile the search for entries.
     _single_replica_warning: str
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
     rampup_begin_step, rampup_step = Fixed(), Fixed()
@@ -81,7 +83,7 @@ class CompressedOptimizer(Optimizer):
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add a gradient, summed on this worker, to the variable's residual."""
+        """Add the sum of this worker's gradients to a variable's residual."""
         raise NotImplementedError
 
     def _dense_update(
@@ -105,7 +107,7 @@ class CompressedOptimizer(Optimizer):
         rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
-        """Exchange gradients, and update variables by the sums over replicas.
+        """Sum gradients over replicas, and update variables by the sums.
 
         Args:
             variables: The variables of the gradients.
@@ -138,13 +140,14 @@ class CompressedOptimizer(Optimizer):
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
     ) -> None:
-        """Subtract `learning_rate` times a received sum from a variable.
+        """Subtract `learning_rate` times a summed gradient from a variable.
 
         Args:
-            gradient: Dense, or `tf.IndexedSlices` of the flattened variable.
+            gradient: The sum over replicas, dense or as `tf.IndexedSlices` of
+                the flattened variable.
             variable: A variable that the optimizer was built with, or this
                 replica's component of such a variable.
-            learning_rate: Scalar that multiplies the sum.
+            learning_rate: Scalar.
         """
         variable = backend_variable(variable)
         weight = self._full_precision(variable)
@@ -155,12 +158,15 @@ class CompressedOptimizer(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return the bytes that one replica sends in a step with an exchange.
 
-        A byte counts once, at the replica that contributes it. A ring of N
-        devices forwards each byte of entries N - 1 times, and each byte of a
-        dense tensor 2 (N - 1) / N times, because the ring sums dense tensors.
-        For sparse gradients, `DGCMomentum` counts the bytes of its last step,
-        whatever `step` is. Before the first step, sparse gradients count as
-        dense. `SparseLoCo` makes sparse gradients dense.
+        Each byte counts once, even if the network forwards it several times. A
+        ring of N devices forwards each byte of entries N - 1 times. Dense
+        tensors are summed on the way, so their bytes are forwarded only
+        2 (N - 1) / N times.
+
+        The size of a sparse gradient can change in every step. `DGCMomentum`
+        uses the size in the last step, for any `step`. Before the first step,
+        sparse gradients count as dense. `SparseLoCo` makes sparse gradients
+        dense.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.

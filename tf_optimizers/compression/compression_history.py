@@ -1,4 +1,4 @@
-"""Tracks compressed variables, and makes a step send loaded residuals."""
+"""Remembers which variables have been compressed."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,8 @@ from tf_optimizers.replicas import replicas_of
 
 class CompressionHistory:
     """Remembers the variables whose gradients have been compressed.
+
+    Such a variable has a residual: values that a later step must send.
 
     Args:
         name: The optimizer's class, for error messages.
@@ -33,14 +35,15 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The step that sends residuals which were loaded after the cool-down.
+        # The step that sends the residuals of a state that was loaded after the
+        # cool-down.
         self._flush_step: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
-        """Before the first step, find the nonzero residuals of a loaded state.
+        """Find the nonzero residuals of a loaded state, before the first step.
 
-        These residuals must be sent even if the gradients of their variables
-        have become sparse, or if the cool-down is over.
+        Nonzero residuals must be sent even after the cool-down, and even if the
+        variables now have sparse gradients.
         """
         if self._is_begun:
             return
@@ -56,9 +59,8 @@ class CompressionHistory:
     def _nonzero(self, residuals: Mapping[int, Residual]) -> list[int]:
         """Return the indices of residuals that are nonzero on any replica.
 
-        Under TensorFlow's strategies, only the replicas of this process are
-        checked. This is enough, because loading divides the sum of a residual
-        evenly among all replicas.
+        Under TensorFlow's strategies, it is enough to check the replicas of
+        this process: loading divides a residual evenly among all replicas.
         """
         own = [i for i, each in residuals.items() if each.is_nonzero()]
         every = replicas_of(self._strategy).agree("the first step", own)
@@ -85,8 +87,9 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        The momentum u of such a variable differs between replicas. Updates that
-        replicas compute from u would differ, too.
+        Replicas exchange a sparse gradient whole, and compute the same update
+        only if they have the same momentum. Compression makes the momentum of a
+        variable differ between replicas.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient
@@ -98,7 +101,10 @@ class CompressionHistory:
     def check(
         self, indices: list[int], paths: Sequence[str], is_all: bool
     ) -> None:
-        """Raise if a variable would be sent twice, or missed by the cool-down.
+        """Raise if a variable has two gradients, or lacks a needed gradient.
+
+        With a cool-down, every variable that has been compressed needs a
+        gradient in every step.
 
         Args:
             indices: Indices of the variables that a step compresses.

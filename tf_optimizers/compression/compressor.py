@@ -1,4 +1,4 @@
-"""Compresses the gradients of a step, and keeps residuals.
+"""Compresses the gradients of a step, and keeps unsent values.
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
@@ -9,8 +9,9 @@ update of all ─── compressed? ── yes: as received; remove sent ──�
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
 
-Here v is the variable's residual. At sparsity 0, nothing is selected or
-rounded: all of v is sent as a dense tensor.
+Here v is the variable's residual: the sum of all values that are not sent yet.
+At sparsity 0, nothing is selected or rounded: all of v is sent as a dense
+tensor.
 """
 
 import functools
@@ -65,7 +66,7 @@ class Compressor:
             rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
 
-    # Tests and benchmarks set "gathered" or "sharded" to force this exchange.
+    # Tests and benchmarks set "gathered" or "sharded" to choose the exchange.
     exchange_kind: str | None = None
 
     def __init__(
@@ -107,12 +108,13 @@ class Compressor:
         Args:
             optimizer: The optimizer of the variable.
             variable: The variable.
-            momentum: The variable's momentum u, which differs between
-                replicas. Defaults to `None`.
-            masking: Whether u becomes 0 wherever entries of v are sent. If not,
-                a step that sends all of v also sums u, and gives every replica
-                an N-th of the sum. Later steps send dense gradients, and need
-                the same u on all replicas. Defaults to `True`.
+            momentum: The variable's momentum, which differs between replicas.
+                Defaults to `None`.
+            masking: Whether the momentum becomes 0 wherever entries of the
+                residual are sent. If not, a step that sends the whole residual
+                also sets each replica's momentum to the mean over replicas:
+                later steps send dense gradients, and need equal momentums.
+                Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -157,8 +159,8 @@ class Compressor:
         If `sends_all`, the step exchanges all variables, not only `variables`.
 
         Raises:
-            ValueError: If a variable would be sent twice, or missed by the
-                step that sends all residuals.
+            ValueError: If a variable has two gradients, or lacks a needed
+                gradient; see `CompressionHistory.check`.
         """
         self._history.begin(optimizer, self._residuals)
         indices = [variable_index(optimizer, v) for v in variables]
@@ -227,7 +229,7 @@ class Compressor:
         others: Sequence[Gradient],
         rate: tf.Tensor,
     ) -> list[Gradient]:
-        """Send residuals, or their largest entries, and other gradients.
+        """Sum residuals, or their largest entries, and other gradients.
 
         Args:
             updates: The optimizer's `iterations`.
@@ -239,8 +241,8 @@ class Compressor:
                 or 1.
 
         Returns:
-            The sums over all replicas, first of the compressed variables, then
-            of the others.
+            The sums over all replicas, first of the residuals, then of
+            `others`.
         """
         if not sparsity:
             return self._flush(compressed, others)
@@ -266,10 +268,9 @@ class Compressor:
     def _flush(
         self, compressed: Sequence[int], others: Sequence[Gradient]
     ) -> list[Gradient]:
-        """Send whole residuals, and set them to 0.
+        """Sum whole residuals and other gradients; set the residuals to 0.
 
-        Nothing is selected or rounded. Momentums without masking are summed,
-        too. Every replica keeps an N-th of each sum; see `add`.
+        Momentums without masking become their means over replicas; see `add`.
         """
         residuals = [self._residuals[i] for i in compressed]
         unmasked = [
@@ -290,8 +291,7 @@ class Compressor:
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return the bytes that a replica sends, by index of the variable.
 
-        Variables that send exactly the bytes of a dense gradient may be left
-        out.
+        A variable that the dict lacks sends its dense gradient.
         """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
@@ -331,7 +331,7 @@ class Compressor:
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Return an update, dense or sparse, times a unit."""
+    """Return a dense or sparse update, multiplied by a unit."""
     if not isinstance(update, tf.IndexedSlices):
         return unit * update
     values = unit * tf.cast(update.values, unit.dtype)

@@ -1,11 +1,11 @@
-"""Sums selected entries by a gather, and chooses the cheaper exchange.
+"""Sums entries by gathering them, and chooses between two exchanges.
 
-Replicas gather entries, or sum them as a dense tensor. Each replica has S bytes
-of entries, or D bytes as a dense tensor. In a ring of N replicas, a gather
-costs each replica (N - 1) S bytes, because a replica passes on the entries of
-all others. A sum costs each replica 2 D (N - 1) / N bytes, even if most
-elements are 0. Entries are therefore sent as a dense tensor if N S > 2 D. All
-replicas know the same N, S and D, so they make the same choice.
+The entries of a replica take S bytes, or D bytes as a dense tensor. In a ring
+of N replicas, gathering all entries costs each replica (N - 1) S bytes, because
+a replica passes on the entries of all others. Summing dense tensors costs each
+replica 2 D (N - 1) / N bytes, even if most elements are 0. Entries are
+therefore sent as a dense tensor if N S > 2 D. All replicas know the same N, S
+and D, so they make the same choice.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class GatheredExchange(Exchange):
     @property
     def peer_bytes(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # A dense sum moves twice the bytes counted here, but needs no sorting,
-        # so it costs less per byte than entries.
+        # Count only half the bytes of a dense sum: it needs no sorting, so a
+        # byte of it costs less than a byte of entries.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -84,7 +84,7 @@ class GatheredExchange(Exchange):
         positions: tf.Tensor,
         shape: tf.TensorShape,
     ) -> Entries | tf.Tensor:
-        """Return this replica's message for a variable."""
+        """Return the entries that this replica sends, encoded or dense."""
         size = self.sizes[i]
         if self.is_dense(i):
             values = tf.cast(values, tf.float32)
@@ -98,9 +98,9 @@ class GatheredExchange(Exchange):
 
 # Shards are used only if they divide the cost by at least this factor.
 _LEAST_SAVING = 2
-# The cost of a message to one replica, in bytes. A message takes 2.5 ms
-# (measured), as long as 32 KiB at 100 Mbit/s. `ROUND_BYTES` in message.py, the
-# cost of a whole round, is four times as high.
+# The fixed cost of a message to one replica, in bytes that could be sent in the
+# same time: 2.5 ms (measured), or 32 KiB at 100 Mbit/s. `ROUND_BYTES` in
+# message.py, the cost of a whole round, is four times as high.
 _MESSAGE_BYTES = 1 << 15
 
 
@@ -114,10 +114,10 @@ def choose_exchange(
 
     With `GatheredExchange`, a replica sends its K entries to each of N - 1
     replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
-    K / N entries to each, and then K / N sums, so the cost does not grow. But
-    shards take two messages instead of one, and small sums stay in the
-    residual. So shards are chosen only if they halve the cost. With M = 32,768
-    bytes for a message, the rule is, in bytes for one other replica,
+    each of them only K / N entries, and then K / N sums, so the cost does not
+    grow. But shards take two messages instead of one, and only the largest sums
+    are sent. So shards are chosen only if they halve the cost of sending to one
+    other replica. In bytes, with M = 32,768 for a message, this means
 
         (all entries) + M > 2 (entries for one shard + its sums + 2 M)
 
@@ -125,8 +125,9 @@ def choose_exchange(
         wire: How entries are sent.
         sizes: Number of elements of each variable.
         counts: Number of selected entries of each variable.
-        kind: "gathered" or "sharded" forces that kind. Only our strategy
-            supports shards. Defaults to `None`, the cheaper exchange.
+        kind: "gathered" or "sharded" forces that kind. Only
+            `tfo.SparseMultiWorkerMirroredStrategy` supports shards. Defaults to
+            `None`, the cheaper exchange.
     """
     gathered = GatheredExchange(wire, sizes, counts)
     if kind == "gathered" or not wire.is_packed or not sizes:

@@ -16,16 +16,17 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 
 
 class Residual:
-    """The residual v of one variable, with a separate value on every replica.
+    """The residual v of a variable: values that a replica has not sent yet.
 
-    If the replicas of a worker share v, each holds an equal fraction.
+    Each replica has its own v. If the replicas of a worker share v, each of
+    them holds an equal fraction of v.
 
     Args:
         variable: The variable v. Until `allocate`, v takes no memory and reads
             as zeros.
         wire: How entries of v are sent.
-        masked: A variable, such as u, that is set to 0 wherever entries of v
-            are sent. Defaults to `None`.
+        masked: A variable, such as the momentum, that becomes 0 wherever
+            entries of v are sent. Defaults to `None`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Residual:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements of v."""
         return self._like.shape.num_elements()
 
     def allocate(self) -> None:
@@ -61,7 +62,7 @@ class Residual:
     def select(
         self, count: int, seed: tf.Tensor, unit: tf.Tensor | float
     ) -> Selection:
-        """Return the `count` entries of largest magnitude.
+        """Return the `count` entries of v with the largest magnitude.
 
         Args:
             count: int in [1, size].
@@ -82,7 +83,7 @@ class Residual:
         return self._call(read, self._like)
 
     def empty(self) -> None:
-        """Set v, and the masked variable, to 0."""
+        """Set v, and the masked variable if there is one, to 0."""
         zeros = tf.zeros(self._like.shape, self._like.dtype)
         self._call(assign, zeros)
         for handle in self._masked_handles():
@@ -93,7 +94,8 @@ class Residual:
     ) -> None:
         """Subtract sent values from v, and set the masked variable to 0 there.
 
-        Rounding errors stay in v, but NaN and inf become 0.
+        If values were rounded before they were sent, the rounding errors stay
+        in v. NaN and inf become 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # Change v after all reads of v, so that TensorFlow needs no copy.
@@ -157,12 +159,12 @@ def subtract(
     """Subtract `rate` times an update from a variable.
 
     Args:
-        variable: This replica's component.
-        update: Dense, or entries of the flattened variable. Each replica has
-            the same number of entries, and no replica repeats a position. The
-            entries are ordered by replica.
+        variable: This replica's component of a variable.
+        update: Dense, or entries of the flattened variable from all replicas,
+            ordered by replica. Each replica has the same number of entries, and
+            no replica repeats a position.
         rate: Scalar of the variable's dtype.
-        replicas: Number of replicas that the entries come from.
+        replicas: The number of replicas that have sent entries.
     """
     if not isinstance(update, tf.IndexedSlices):
         variable.assign_sub(rate * update)

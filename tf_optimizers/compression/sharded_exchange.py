@@ -8,10 +8,11 @@
     the largest sums of each tensor      the largest sums of each tensor
         └──────────────────── all-gather ────────────────┘
 
-The bytes do not grow with the number of replicas. A replica sends its largest
-entries of each shard, up to the shard's capacity. An entry is removed from v
-and u if the entry fitted into its shard, and its sum came back. All other
-entries stay in v and u.
+A shard is the part of all variables that one replica sums. A replica sends its
+largest entries of each shard, up to the shard's capacity. So the bytes do not
+grow with the number of replicas. An entry is removed from the residual and the
+momentum if it fitted into its shard and its sum came back. All other entries
+stay.
 """
 
 import itertools
@@ -47,17 +48,17 @@ class ShardedExchange(Exchange):
 
     @property
     def shards(self) -> Shards:
-        """The shards of the variables."""
+        """The division of all variables into shards, one per replica."""
         replicas = self.wire.replicas
         sums = tuple(-(-count // replicas) for count in self.counts)
         return Shards(tuple(self.sizes), sums, replicas)
 
     @property
     def capacity(self) -> int:
-        """The largest number of entries that a shard accepts from a residual.
+        """The largest number of entries that a shard accepts from a sender.
 
-        The number is the mean for random addresses, plus three standard
-        deviations.
+        The capacity is the mean number for random positions, plus three
+        standard deviations. Replicas that share residuals count as one sender.
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)
@@ -72,8 +73,8 @@ class ShardedExchange(Exchange):
         """Return the bytes that a replica sends for each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
-        # A row holds entries of all variables. Each variable gets bytes in
-        # proportion to its entries.
+        # A message holds entries of all variables, so divide its bytes in
+        # proportion to the number of entries.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -111,7 +112,7 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1
         )
         every = shards.every_address(sums)
-        # A value of 0 marks an empty slot.
+        # A value of 0 means that the shard had too few sums.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
@@ -129,11 +130,11 @@ class ShardedExchange(Exchange):
     def _fit(
         self, selections: Sequence[Selection], addresses: tf.Tensor
     ) -> tuple[Entries, tf.Tensor]:
-        """Return this replica's entries, and the values that receivers read.
+        """Return the entries to send, and each entry's value after rounding.
 
-        There is a value for every selected entry of the worker, 0 if the entry
-        does not fit into its shard. The devices of a worker share a residual,
-        so each device rounds the entries of all devices.
+        The value is 0 if the entry does not fit into its shard. The devices of
+        a worker share residuals, so each device rounds the entries of all
+        devices, but sends only its own part.
         """
         order = stable_argsort(addresses)
         inner = tf.gather(addresses, order)
@@ -145,7 +146,7 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # A row holds entries of all variables, but variables share no scale.
+        # A row holds entries of all variables, but a scale is for one variable.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
@@ -158,13 +159,13 @@ class ShardedExchange(Exchange):
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return this replica's part of its worker's rows, flattened."""
+        """Return the worker's rows that this replica sends, flattened."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
         return tf.reshape(rows[:, replicas_of().rank % devices], [-1])
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Return whether each key is among `rising_keys`."""
+    """Return for each key whether it is in `rising_keys`."""
     nearest = tf.searchsorted(rising_keys[:-1], keys)
     return tf.gather(rising_keys, nearest) == keys

@@ -1,9 +1,9 @@
 """Maps entries of several tensors to the replicas that sum them.
 
-Each group of N consecutive positions has one position for each of N shards.
-Groups are numbered across all tensors. Every group rotates the shards, so that
-a regular pattern, such as a column of zeros, does not end up in one shard. With
-3 shards:
+Each of N replicas sums the entries of one shard. Each group of N consecutive
+positions has one position for each shard. Groups are numbered across all
+tensors. Every group rotates the shards, so that a regular pattern, such as a
+column of zeros, does not end up in one shard. With 3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
@@ -42,7 +42,7 @@ class Shards(NamedTuple):
 
     @property
     def first_groups(self) -> np.ndarray:
-        """The first group of each tensor, then the number of groups."""
+        """The index of each tensor's first group, then the number of groups."""
         groups = (-(-size // self.replicas) for size in self.sizes)
         return np.array([*itertools.accumulate(groups, initial=0)], "int64")
 
@@ -58,10 +58,11 @@ class Shards(NamedTuple):
         return self.span * shards[:, np.newaxis]
 
     def addresses(self, positions: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the addresses of entries, int64 [all].
+        """Return the addresses of all tensors' entries, int64 [n].
 
         Args:
-            positions: int [entries] for each flattened tensor.
+            positions: For each tensor, the positions of its entries in the
+                flattened tensor, int.
         """
         flat = tf.concat([tf.cast(p, tf.int64) for p in positions], 0)
         sizes = [part.shape[0] for part in positions]
@@ -73,7 +74,8 @@ class Shards(NamedTuple):
         """Return the positions of sums, int64 [N * sums] for each tensor.
 
         Args:
-            addresses: int64 [N, all sums], shard by shard, tensor by tensor.
+            addresses: int64 [N, all sums], with a row for each shard, ordered
+                by tensor.
         """
         shard, group = addresses // self.span, addresses % self.span
         inside = (shard - _rotation(group)) % self.replicas
@@ -82,7 +84,7 @@ class Shards(NamedTuple):
         return self.split(flat)
 
     def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Split [N, all sums] into the sums of each tensor, flat."""
+        """Split [N, all sums] by tensor; return flat parts, [N * sums]."""
         parts = tf.split(tensor, self.sums, axis=1)
         return [tf.reshape(part, [-1]) for part in parts]
 
@@ -129,7 +131,7 @@ class Shards(NamedTuple):
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
-    """Return the rotation of a group, a pseudorandom number below 2^16."""
+    """Return how far a group rotates the shards, a number below 2^16."""
     return group * _FACTOR // (1 << 16) % (1 << 16)
 
 
@@ -149,11 +151,11 @@ def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def slots_of(
     values: tf.Tensor, bins: tf.Tensor, capacities: Sequence[int]
 ) -> tf.Tensor:
-    """Return the slot of each entry, int32 [n].
+    """Return the slots of the largest entries of each bin, int32 [n].
 
-    The largest entries of a bin fill its last slots, in their original order.
-    NaN counts as larger than infinity. Zeros, and entries that do not fit, get
-    the number after the last slot.
+    Slots are numbered across all bins. The largest entries of a bin fill its
+    last slots, in their original order. NaN counts as larger than infinity.
+    Zeros, and entries that do not fit, get the number after the last slot.
 
     Args:
         values: float32 [n].

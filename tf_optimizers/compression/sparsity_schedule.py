@@ -16,9 +16,9 @@ WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # stage 0.75 would send most of a run's bytes. Without this stage, the other
 # stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
-# `SparseLoCo` decays residuals in runs that do not reach this stage. Found by
-# benchmarks/loco_accuracy.py in runs of 96 to 256 steps. Longer runs need the
-# updates that a decay would lose.
+# In runs that do not reach this stage, `SparseLoCo` multiplies residuals by
+# this decay. benchmarks/loco_accuracy.py found both numbers in runs of 96 to
+# 256 steps. Longer runs need the updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
@@ -26,7 +26,10 @@ OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE = 1.4, "int2"
 
 
 class SparsitySchedule:
-    """A dense start, a warm-up of rising sparsity, and optionally a cool-down.
+    """The sparsity of each step: the fraction of entries that are not sent.
+
+    After a dense start, the sparsity rises in a warm-up. A cool-down at the end
+    is optional.
 
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
     rampdown_begin_step and e = rampdown_step, at step s from 0:
@@ -41,8 +44,9 @@ class SparsitySchedule:
     same number of steps. Then one more step sends all residuals. If `sparsity`
     has a single stage, that stage lasts until all residuals are sent. Without
     d, there is no cool-down.
+
     If replicas exchange only every `sync_every` steps, sparsity 0 lasts for
-    `sync_every` steps, which contain one exchange.
+    `sync_every` steps, so that one of these steps exchanges.
 
     Args:
         sparsity: Sequence of floats in [0, 1), not decreasing.
@@ -87,7 +91,7 @@ class SparsitySchedule:
     stages: list[float | None]
 
     def stage(self, step: Any) -> Any:
-        """Return the index in `stages` at `step`.
+        """Return the index in `stages` of the sparsity at `step`.
 
         The index is a tensor if `step` is a tensor.
         """
@@ -158,8 +162,8 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    A sparsity is left out if a replica would send an entry less than twice in
-    the whole run, on average, because rarer updates would be stale.
+    A sparsity is left out if, on average, a replica would send an entry less
+    than twice in the whole run. Rarer updates would be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
@@ -194,10 +198,11 @@ def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    A round sends the largest share of the entries that takes at most a
-    `TIMES_FEWER_BYTES`th of the bytes of dense float32 gradients in every step.
-    In a short run, the share is larger: on average, each entry is sent at least
-    `SENT_AT_LEAST` times. In both cases, the share is at most `LARGEST_SHARE`.
+    Each exchange sends the same share of the entries. The share is chosen so
+    that the run sends `TIMES_FEWER_BYTES` times fewer bytes than with dense
+    float32 gradients in every step. In a short run, the share is larger: on
+    average, each entry is sent at least `SENT_AT_LEAST` times. In both cases,
+    the share is at most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
     bits = 32 * sync_every / TIMES_FEWER_BYTES
@@ -212,10 +217,11 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 
 
 def _bits_of_round(shares: np.ndarray) -> np.ndarray:
-    """Return the bits per parameter, by the share of entries that are sent.
+    """Return an exchange's bits per parameter, for each share of sent entries.
 
     An int2 value takes 2.5 bits, with its part of the scales. A position takes
-    2 - log2(share) bits, but all positions at most a bit per parameter.
+    2 - log2(share) bits. All positions together take at most one bit per
+    parameter.
     """
     return 2.5 * shares + np.minimum(1, shares * (2 - np.log2(shares)))
 

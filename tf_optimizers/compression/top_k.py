@@ -10,8 +10,9 @@ The sample affects only the number of candidates, and so the time. The result is
 exact. A small k needs no sample, since the k largest maxima show which blocks
 to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
 the number of candidates is slow, so no sample is used.
-Magnitudes are compared as the bits of |x|, which have the order of the values,
-with NaN above infinity: a NaN is always selected.
+
+Magnitudes are compared as integers, the bits of |x|. These integers have the
+same order as |x|. NaN is above infinity, so a NaN is always selected.
 """
 
 import math
@@ -36,7 +37,8 @@ _STRIDE = 128
 # 128 entries.
 _BLOCK = 16
 _SEARCH_COST = 128
-# For a smaller k, if entries are rare, sorting maxima is faster than sampling.
+# If k is smaller, and small compared to the number of values, sorting maxima is
+# faster than sampling.
 _LEAST_TO_SAMPLE = 1536
 
 _SMALLEST = 1  # The bits of the smallest magnitude above 0.
@@ -141,8 +143,8 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
-    On a CPU the result is float64, which is exact: XLA does not vectorize
-    maxima of integers there, and maxima of float32 would ignore a NaN.
+    The magnitudes are integers. On a CPU, they are converted to float64, which
+    is exact: XLA does not vectorize maxima of integers there.
     """
     magnitude = _magnitude(rows)
     if not gpu:

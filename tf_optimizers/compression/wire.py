@@ -1,8 +1,8 @@
 """Describes how entries are sent, and counts their bytes.
 
-The devices of a worker share one residual, and each device holds an equal
-fraction. The devices sum their gradients before compression. Then each device
-sends a portion of the entries:
+The devices of a worker share the residual v of a variable, the values that are
+not sent yet. Each device holds an equal fraction of v. The devices sum their
+gradients before compression. Then each device sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
         k entries of the same v           k entries
@@ -43,9 +43,9 @@ class Wire(NamedTuple):
 
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
-        """Return the wire of a strategy."""
+        """Return how a strategy sends entries."""
         group = replicas_of(strategy)
-        # Sharing saves only traffic between workers.
+        # Sharing a residual saves traffic only between workers.
         is_shared = group.packs_entries and group.workers > 1
         devices = len(group.devices) if is_shared else 1
         return cls(group.count, dtype, group.packs_entries, devices)
@@ -60,12 +60,12 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the unit of sent values, or None if the values have no unit.
+        """Return the number that divides values before they are sent, or None.
 
-        The values are proportional to `rate`. The unit is the largest power of
-        two up to the rate, or 1 if the rate is 0. Division by the unit is
-        exact, and all replicas compute the same unit. Only half-precision
-        values need a unit: at a low rate, they would become 0.
+        Values are proportional to `rate`. At a low rate, half-precision values
+        would become 0, so they are divided by a unit: the largest power of two
+        up to the rate, or 1 if the rate is 0. The division is exact, and all
+        replicas compute the same unit. Other formats need no unit.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
@@ -76,7 +76,7 @@ class Wire(NamedTuple):
         return tf.where(is_right, power, tf.ones_like(power))
 
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
-        """Return the portion of each device, [devices, n].
+        """Return the portion that each device sends, [devices, n].
 
         The first portion is padded in front with `fill`, so that all portions
         have the same length.
@@ -89,13 +89,13 @@ class Wire(NamedTuple):
         return tf.reshape(filled, [self.devices, count])
 
     def own_portion(self, portions: tf.Tensor) -> tf.Tensor:
-        """Return the portion of this replica, [n]."""
+        """Return the portion that this replica sends, [n]."""
         if self.devices == 1:
             return tf.reshape(portions, [-1])
         return portions[replicas_of().rank % self.devices]
 
     def joined(self, portions: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the `count` selected values of all portions."""
+        """Undo `portions`: return the `count` selected values."""
         flat = tf.reshape(portions, [-1])
         return flat if self.devices == 1 else flat[-count:]
 
@@ -124,10 +124,10 @@ class Selection(NamedTuple):
     """The selected entries of one residual, by increasing position.
 
     Args:
-        values: float32 [k], divided by the unit; sums over the worker's
-            devices.
-        positions: int [k], in the flattened variable. The first positions may
-            be -1, where there is no entry.
+        values: float32 [k]. The sums over the worker's devices, divided by
+            `Wire.unit`.
+        positions: int [k], in the flattened variable. -1 means that there is no
+            entry; such positions come first.
         shape: Shape of the variable.
     """
 
@@ -138,7 +138,7 @@ class Selection(NamedTuple):
 
 @dataclasses.dataclass
 class Exchange:
-    """A way to sum the selections of some variables over all replicas.
+    """A way to sum selected entries of variables over all replicas.
 
     Subclasses define:
         sum(selections, others): Sums selected entries, and other gradients.

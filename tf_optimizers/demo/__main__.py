@@ -147,7 +147,7 @@ def _seeds(text: str) -> int:
         seeds = 0
     if seeds < 2:
         raise argparse.ArgumentTypeError(
-            "must be an integer of at least 2, since one run has no spread. "
+            "must be an integer of at least 2, to measure a spread. "
             f"Received: {text}. Leave `--seeds` out for the default."
         )
     return seeds

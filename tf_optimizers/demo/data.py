@@ -103,7 +103,7 @@ def load_splits(data_dir: Path) -> dict[str, tf.data.Dataset]:
 def read_splits(
     builder: tfds.core.DatasetBuilder, parts: dict[str, str], max_pixel: int
 ) -> dict[str, tf.data.Dataset]:
-    """Return parts of a prepared dataset, as `load_splits` does.
+    """Return parts of a dataset in the format of `load_splits`.
 
     Args:
         builder: The dataset's builder.

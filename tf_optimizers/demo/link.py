@@ -6,7 +6,7 @@ A worker listens at its own address, and reaches the other workers through the
 ports of its own forwarder. In each direction, the forwarder delays bytes by
 half a round trip and sends them at the link's rate, in order. Bytes wait in
 memory, so TCP windows do not slow the link further. All connections of a
-forwarder share one link, as they share a host's cable.
+forwarder share one link, as all connections of a host share its cable.
 
 The forwarder is this file, run as a script, so that Python loads no other
 module of the package:
@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
-GRAIN = 0.002  # The seconds that one piece of the bytes takes on the link.
+GRAIN = 0.002  # The link sends bytes in pieces that take this many seconds.
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
@@ -46,7 +46,7 @@ class Link(NamedTuple):
 
     Args:
         rate: Bits per second, in each direction.
-        round_trip: Seconds.
+        round_trip: Seconds from one host to the other and back.
     """
 
     rate: float = math.inf
@@ -94,7 +94,7 @@ class Forwarder:
     The forwarder ends when this process ends, even if this process is killed.
 
     Args:
-        targets: The address that each port forwards to.
+        targets: The addresses to forward to. The forwarder has a port for each.
         enter: A prefix of the command, for example to enter a network
             namespace.
     """
@@ -175,7 +175,7 @@ class Direction:
         return [data[i : i + size] for i in range(0, len(data), size)] or [data]
 
     def arrival(self, now: float, size: int) -> float:
-        """Return the arrival time of bytes sent now."""
+        """Return the arrival time of `size` bytes that are sent now."""
         self._free = max(self._free, now) + size / self.bytes_per_second
         return self._free + self.delay
 
@@ -196,7 +196,7 @@ class End(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Queue bytes; an empty piece ends the connection."""
+        """Queue bytes; empty bytes end the connection."""
         now, is_first = self._loop.time(), not self._due
         for piece in self._direction.pieces(data):
             due = self._direction.arrival(now, len(piece))
@@ -209,7 +209,7 @@ class End(asyncio.Protocol):
         self.data_received(b"")
 
     def send(self) -> None:
-        """Send the pieces that are due; schedule the next piece."""
+        """Send the queued pieces that are due; schedule the next piece."""
         if self.other.transport is None:
             return
         while self._due and self._due[0][0] <= self._loop.time():

@@ -18,7 +18,7 @@ PARTS = {
     "offload": "offload.offload",
 }
 
-# import name -> name to install
+# Maps the name to import of each package to the name to install.
 EXTRAS = {
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",

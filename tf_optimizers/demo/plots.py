@@ -17,7 +17,7 @@ LINES = (
     *("-", "--", "-.", ":"),
     *((0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3))),
 )
-INCHES_OF_A_NAME = 3  # The width of a name in a legend.
+INCHES_OF_A_NAME = 3  # The width of one name in a legend.
 STYLE: Any = {"font.size": 12, "axes.grid": True, "grid.alpha": 0.3}
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# The first worker prints these marks before a run's name, for the progress bar.
+# The first worker prints these words before the name of a run that begins or
+# ends. The progress bar shows the name.
 BEGIN = "begin run: "
 END = "end run: "
 
@@ -28,10 +29,10 @@ def run_workers(
     """Run a module in several local processes until they end.
 
     Args:
-        command: Module and arguments.
+        command: The module and its arguments.
         workers: The number of processes.
         limit: Seconds until the workers are stopped.
-        progress: The bar, which marked lines of the first worker advance.
+        progress: The bar to advance when the first worker prints `END`.
 
     Raises:
         WorkersError: If a worker fails, or the limit is exceeded.
@@ -73,7 +74,10 @@ def run_workers(
 
 
 def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
-    """Advance the progress bar at marked lines; return the last other lines."""
+    """Update the progress bar from lines of the workers' output.
+
+    Returns the last lines that do not begin with `BEGIN` or `END`.
+    """
     others: deque[str] = deque(maxlen=_SHOWN_LINES)
     for line in lines:
         text = line.removeprefix(_FIRST_WORKER).rstrip("\n")

@@ -19,8 +19,8 @@ _sent_by_socket: dict[str, int] = {}
 def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
-    Packet headers and retransmissions do not count. The bytes of a closed
-    socket are those that the previous call has counted.
+    Packet headers and retransmissions do not count. A closed socket counts as
+    in the last call before it was closed.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux

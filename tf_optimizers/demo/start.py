@@ -1,4 +1,4 @@
-"""Starts TensorFlow, and hides its messages about the machine."""
+"""Starts TensorFlow, but hides its messages about the machine."""
 
 import contextlib
 import os

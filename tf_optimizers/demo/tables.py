@@ -4,7 +4,7 @@ from rich.table import Table
 
 
 def terminal_table(title: str, rows: list[list[str]]) -> Table:
-    """Return a table whose first row is its heading."""
+    """Return a table for the terminal; the first row is the heading."""
     shown = Table(title=title)
     first, *others = rows[0]
     shown.add_column(first, no_wrap=True)  # Names are never cut.
@@ -16,7 +16,7 @@ def terminal_table(title: str, rows: list[list[str]]) -> Table:
 
 
 def markdown_table(rows: list[list[str]]) -> str:
-    """Return a table whose first row is its heading."""
+    """Return a Markdown table; the first row is the heading."""
     rule = ["---", *("---:" for _ in rows[0][1:])]
     return "\n".join(
         f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]]

@@ -19,7 +19,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
         rate <- peak min(t / W, (T + 1 - t) / (T + 1 - W))
 
-    Peak and length are variables, so a new run needs no new trace.
+    Peak and length are variables, so a new run does not trace the step again.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.steps.assign(steps)
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate of step `step` + 1."""
+        """Return the rate of step t = `step` + 1."""
         t = keras.ops.cast(step, "float32") + 1.0
         warmup = keras.ops.maximum(1.0, WARMUP_SHARE * self.steps)
         decay = (self.steps + 1.0 - t) / (self.steps + 1.0 - warmup)

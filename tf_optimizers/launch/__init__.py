@@ -25,9 +25,10 @@ Options:
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
         or `vertex`. Reads the addresses of all machines and the index of this
         machine from the platform's environment variables, and prints both.
-        `auto` detects the platform. Incomplete variables are an error.
-    --machines K: int >= 1. Launchers in the cluster. Required in an indexed Job
-        of Kubernetes, where no variable holds the number of machines.
+        `auto` detects the platform. If variables are missing, the launcher
+        exits with an error.
+    --machines K: int >= 1. The number of launchers in the cluster. Required in
+        an indexed Job of Kubernetes, where no variable holds this number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
         of every machine. Further workers get the next ports, unless the
         platform sets the ports. Defaults to `12345`.

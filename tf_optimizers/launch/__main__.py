@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 def problem_of_options(options: argparse.Namespace) -> str | None:
     """Return the reason why these options cannot be used here, or None."""
     if os.name != "posix":
-        return f"needs Linux or macOS. Received: {sys.platform}."
+        return f"the launcher needs Linux or macOS. Received: {sys.platform}."
     if options.cluster is not None:
         if options.host is not None:
             return (
@@ -49,7 +49,7 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
             )
     if os.environ.get("TF_CONFIG"):
         return (
-            "`TF_CONFIG` must not be set, since each worker gets its own. "
+            "`TF_CONFIG` must not be set, since the launcher sets it. "
             f"Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset it, or "
             "pass `--cluster tf-config` to use it."
         )
@@ -61,9 +61,9 @@ def problem_of_standby(options: argparse.Namespace) -> str | None:
     if options.standby is None or options.max_restarts:
         return None
     return (
-        "`--standby` must come with `--max-restarts`, since processes stand by "
-        f"for a restart. Received: --standby {options.standby:g} alone. Pass "
-        "`--max-restarts 10` too, or leave `--standby` out."
+        "`--standby` must come with `--max-restarts`, since standby processes "
+        f"wait for a restart. Received: --standby {options.standby:g} alone. "
+        "Pass `--max-restarts 10` too, or leave `--standby` out."
     )
 
 
@@ -152,7 +152,8 @@ def main() -> int:
 def open_standard_streams() -> None:
     """Open `os.devnull` for each standard stream that the caller has closed.
 
-    Otherwise, the next file or pipe would get the number of a closed stream.
+    Otherwise, the next file or pipe that Python opens would become the closed
+    stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -282,7 +283,7 @@ def _count(text: str, minimum: int = 1) -> int:
     except ValueError:
         count = minimum - 1
     if count < minimum:
-        hint = "Pass a number such as 2." if minimum else "0 means none."
+        hint = "Pass a number such as 2." if minimum else "Pass 0 for none."
         raise argparse.ArgumentTypeError(
             f"must be an integer of at least {minimum}. Received: {text}. "
             f"{hint}"
@@ -293,8 +294,8 @@ def _count(text: str, minimum: int = 1) -> int:
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(
-            f"must be an integer in [1, 65535]. Received: {text}. Leave it out "
-            f"for {PORT}."
+            f"must be an integer in [1, 65535]. Received: {text}. Leave the "
+            f"option out for {PORT}."
         )
     return int(text)
 
@@ -307,7 +308,7 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(
             "must be a finite number of seconds >= 0. "
-            f"Received: {text}. Leave it out for the default."
+            f"Received: {text}. Leave the option out for the default."
         )
     return seconds
 
@@ -319,7 +320,7 @@ def _host(text: str) -> str:
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(
             f"must be an address of this machine. Received: {text} ({error}). "
-            "Leave it out for 127.0.0.1."
+            "Leave the option out for 127.0.0.1."
         ) from error
     return text
 

@@ -22,7 +22,7 @@ LIBRARIES = (
 
 
 def watch() -> None:
-    """Kill all worker groups that are left when the launcher is gone.
+    """Once the launcher is gone, kill the process groups of its workers.
 
     Stdin is a pipe, the lifeline. Every worker first writes `+pid` to the pipe,
     then closes its end. The launcher writes `-pid` once that worker's group has
@@ -43,7 +43,7 @@ def watch() -> None:
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process, now or after standing by."""
+    """Run `python *command` in this process, perhaps after standing by."""
     # Register before the user's code can start processes, so that the watchdog
     # misses none.
     with contextlib.suppress(BrokenPipeError):  # The watchdog was killed.
@@ -80,7 +80,7 @@ def import_libraries() -> bool:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # The command raises this error if it needs the library.
+    except Exception:  # If the command needs the library, it fails, too.
         return False
     # If Keras has loaded another backend, the command can still choose
     # TensorFlow, but only in a new Python.

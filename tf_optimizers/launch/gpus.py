@@ -28,8 +28,8 @@ def divide_gpus(
             has set `CUDA_VISIBLE_DEVICES`.
         environment: The environment variables.
         launcher: The index of this launcher on its machine.
-        launchers: The number of launchers on this machine, which divide its
-            GPUs unless Slurm has given each launcher its own GPUs.
+        launchers: The number of launchers on this machine. They divide its
+            GPUs, unless Slurm has given each launcher its own GPUs.
 
     Raises:
         ValueError: If too few GPUs are visible.
@@ -44,7 +44,8 @@ def divide_gpus(
         gpus = list_gpus()
     else:  # CUDA ignores a negative index and all indices after it.
         gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
-    # A task of Slurm sees all GPUs of the node, or only its own.
+    # Slurm shows a launcher all GPUs of its node, or only the launcher's own
+    # GPUs. In the second case, no other launcher uses these GPUs.
     if of_slurm and environment.get("SLURM_GPUS_ON_NODE") != str(len(gpus)):
         launcher, launchers = 0, 1
     everyone = launchers * workers

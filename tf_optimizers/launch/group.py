@@ -24,7 +24,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for a signal, such as a worker's SIGCHLD, or a call of `wake`."""
+    """Waits for a signal (SIGCHLD if a worker ends), or a call of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -39,8 +39,8 @@ class Events:
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if the signal has a handler,
-        # even a handler that does nothing.
+        # Python writes a signal to the pipe only if the signal has a handler.
+        # This handler need not do anything.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -79,10 +79,10 @@ class Events:
 
 # How often to check on workers that are ending, in seconds.
 TICK = 0.05
-# TensorFlow's variable for the number of threads of an operation.
+# TensorFlow's environment variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
-# Python's variable for the seed of string hashes. These hashes decide the order
-# of a set's elements.
+# Python's environment variable for the seed of string hashes, which decide the
+# order of a set's elements.
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
@@ -279,7 +279,7 @@ def follow(
             break
         if failure is not None and received is not None:
             failure, is_asked = failure._replace(may_restart=False), True
-            # Only output is left to write, but its reader may be gone.
+            # Do not wait until all output is written: its reader may be gone.
             if all(worker.is_gone for worker in group):
                 break
     return failure

@@ -16,10 +16,10 @@ LAST_LINE = 2
 
 
 class Output:
-    """The launcher's stdout and stderr, which all workers share line by line.
+    """The launcher's stdout and stderr, which get whole lines of all workers.
 
-    After a failed write, later lines to the same stream are dropped, but still
-    read: otherwise, the workers would block in their next writes.
+    After a failed write, later lines for the same stream are read, but dropped.
+    If they were not read, the workers would block in their next writes.
 
     Args:
         wake: Called when a worker's stream has ended, and when a line cannot be

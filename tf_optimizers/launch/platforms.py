@@ -28,7 +28,7 @@ class Place(NamedTuple):
         rank: The index of this launcher.
         local_index: The index of this launcher on its machine.
         local_count: The number of launchers on the same machine.
-        given: A `TF_CONFIG` that describes one worker per launcher, or "".
+        given: The `TF_CONFIG` that the user or the platform has set, or "".
     """
 
     found: str

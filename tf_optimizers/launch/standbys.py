@@ -1,4 +1,4 @@
-"""Starts the workers of the next attempt in advance."""
+"""Starts the workers of the next restart in advance."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from tf_optimizers.launch.output import Output
 from tf_optimizers.launch.worker import Worker
 
-# Starts the workers of an attempt. Its arguments are the number of the attempt,
-# the stack that ends the workers, and whether the workers stand by.
+# A function that starts the workers of an attempt. Its arguments are the number
+# of the attempt, the stack that ends the workers, and whether they stand by.
 Start = Callable[[int, ExitStack, bool], list[Worker]]
 
 
 class Standbys:
     """The workers of the next attempt, on standby until this attempt fails.
+
+    The first attempt has number 0, and each restart is a new attempt.
 
     Args:
         start: Starts the workers of an attempt.

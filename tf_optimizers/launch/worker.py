@@ -25,7 +25,7 @@ KILL_TICK = 0.01
 
 
 class Watchdog:
-    """A process that kills the workers' groups once the launcher is gone.
+    """A process that kills all workers once the launcher is gone.
 
     `lifeline` is the write end of a pipe. The pipe closes when the launcher
     ends, even if the launcher is killed. `child.watch` documents the lines in
@@ -33,7 +33,7 @@ class Watchdog:
     """
 
     def __enter__(self) -> "Watchdog":
-        """Start the process."""
+        """Start the watchdog."""
         reader, self.lifeline = os.pipe()
         # Ctrl-C does not reach a separate session.
         self._process = subprocess.Popen(
@@ -47,13 +47,13 @@ class Watchdog:
         return self
 
     def forget(self, group: int) -> None:
-        """Tell the process that a group has ended."""
-        # If the watchdog was killed, the run goes on without it.
+        """Tell the watchdog that a worker's process group has ended."""
+        # If someone has killed the watchdog, the run goes on.
         with suppress(BrokenPipeError):
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let the process kill all groups that have not ended, and exit."""
+        """Let the watchdog kill all workers that have not ended, and exit."""
         os.close(self.lifeline)
         self._process.wait()
 
@@ -122,11 +122,11 @@ class Worker:
             self._process.stdin.close()
 
     def is_ending(self) -> bool:
-        """Return whether the group was asked to end, but has not ended yet."""
+        """Return whether the worker was asked to end, but is not gone yet."""
         return self._kill_at is not None and not self.is_gone
 
     def is_done(self) -> bool:
-        """Return whether the group has ended and its output is written."""
+        """Return whether the worker is gone and its output is written."""
         written = all(forwarder.is_done for forwarder in self._forwarders)
         return self.is_gone and written
 
@@ -141,7 +141,7 @@ class Worker:
         return f"{name} failed with exit code {self.exit_code}."
 
     def stop(self, request: signal.Signals, usual_grace: float) -> None:
-        """Ask the group to end; the first call sets the time for SIGKILL.
+        """Ask the worker to end; the first call sets the time for SIGKILL.
 
         Args:
             request: The signal to send.
@@ -157,7 +157,7 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Check whether the group has ended; kill an overdue group."""
+        """Check whether the worker has ended; kill the worker if overdue."""
         if self.is_gone:
             return
         code = self._process.poll()
@@ -174,7 +174,7 @@ class Worker:
                 forwarder.finish()
 
     def end(self) -> None:
-        """Kill the rest of the group, and wait until it is gone."""
+        """Kill the worker, and wait until all its processes are gone."""
         self._kill_at = time.monotonic()
         self.update()
         while not self.is_gone:
@@ -182,7 +182,7 @@ class Worker:
             self.update()
 
     def _is_alive(self) -> bool:
-        """Return whether a process of the group is alive.
+        """Return whether a process of the worker's group is alive.
 
         Zombies do not count: a zombie stays in its group until its parent reads
         its exit code.
@@ -191,7 +191,7 @@ class Worker:
             return self._signal_group(0)
         for file in PROCESSES.glob("[0-9]*/stat"):
             with suppress(OSError):  # The process has ended in the meantime.
-                # Read bytes: a name may be cut in the middle of a character.
+                # Read bytes: Linux may cut a name in the middle of a character.
                 _, _, after_name = file.read_bytes().rpartition(b")")
                 state, _, group, *_ = after_name.split()
                 if int(group) == self._process.pid and state not in b"ZX":
@@ -199,7 +199,7 @@ class Worker:
         return False
 
     def _signal_group(self, number: int) -> bool:
-        """Signal the group; return whether any process is left in it."""
+        """Signal the worker's group; return whether a process is left in it."""
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Synchronizes the weights of models before they are read."""
+"""Makes weights equal on all replicas before Keras reads them."""
 
 import functools
 import itertools
@@ -19,13 +19,13 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, sparse_locos_of
 
-# A run of fewer rounds may end with large residuals.
+# A run of fewer rounds may end before it has sent most updates.
 _FEWEST_ROUNDS = 100
 
 
 @functools.cache
 def watch_models() -> None:
-    """Make Keras call the callbacks below for models with `SparseLoCo`."""
+    """Make Keras call `EnoughRounds` and `CommonWeights` for `SparseLoCo`."""
     check_names(LOCAL_STEPS)
     insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
     insert_callback(CommonWeights, lambda model: bool(local_steppers(model)))
@@ -39,7 +39,7 @@ def _check_saved(model: keras.Model) -> None:
 
 
 class CommonWeights(keras.callbacks.Callback):
-    """Synchronizes weights before Keras or other callbacks read them.
+    """Makes weights equal on all replicas before Keras or callbacks read them.
 
     Each moving statistic of `BatchNormalization` becomes its mean over
     replicas.
@@ -52,15 +52,15 @@ class CommonWeights(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Synchronize before other callbacks read the weights."""
+        """Synchronize weights before other callbacks read them."""
         self._synchronize()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize before an evaluation, including evaluations in `fit`."""
+        """Synchronize weights before an evaluation, alone or in `fit`."""
         self._synchronize()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronize before a prediction."""
+        """Synchronize weights before a prediction."""
         self._synchronize()
 
     def _synchronize(self) -> None:
@@ -69,7 +69,10 @@ class CommonWeights(keras.callbacks.Callback):
 
 
 class EnoughRounds(keras.callbacks.Callback):
-    """Warns if a run has too few rounds to send most entries."""
+    """Warns if a run has too few rounds to send most updates.
+
+    A round is some local steps on each replica, followed by an exchange.
+    """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Count the rounds of earlier calls of `fit`."""
@@ -98,7 +101,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._rounds += self._rounds_of(self._updates - updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn if a run whose length was not known before was too short."""
+        """Warn if a run of previously unknown length was too short."""
         if not self._is_checked:
             self._check(self._rounds)
 

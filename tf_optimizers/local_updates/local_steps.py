@@ -30,19 +30,19 @@ class LocalSteps(InnerSteps):
             self._optimizer.build(self._variables)
         parts = wrapped_optimizers(self._optimizer)
         for variable in distinct(v for part in parts for v in part.variables):
-            # On a replica, `build` assigns only to this replica's component.
+            # `build` may have assigned only the first replica's component.
             first, *others = strategy.experimental_local_results(variable.value)
             for other in others:
                 other.assign(first)
 
     def variable_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for creating variables as large as weights."""
+        """Return a scope that puts variables where the optimizer's state is."""
         if self._is_hosted():
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
     def tensor_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for computing tensors as large as weights."""
+        """Return a scope that puts tensors where the optimizer's state is."""
         if self._is_hosted():
             return tf.device(HOST)
         return contextlib.nullcontext()
@@ -67,8 +67,7 @@ class LocalSteps(InnerSteps):
             gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
             indices: Positions of the variables among all variables.
-            updates: The number of earlier updates, for the `iterations` of the
-                inner optimizer.
+            updates: The value of `iterations` for the inner optimizer.
         """
         for each in wrapped_optimizers(self._optimizer):
             own_component(each.iterations).assign(updates)

@@ -8,10 +8,10 @@
 Here w_i are the weights of replica i. A round ends early if weights are about
 to be read.
 
-If entries travel while the next round runs, replicas continue from their own
-weights, and two variables replace `start`. `common` holds the same weights on
-all replicas, and `base` holds the weights from which a replica's local steps
-began:
+With `overlaps`, replicas exchange the entries of a round while the next round
+runs. They continue from their own weights, and two variables replace `start`:
+`common` holds the weights that are equal on all replicas, and `base` holds the
+weights from which a replica's local steps began.
 
     round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
@@ -34,14 +34,16 @@ from tf_optimizers.base.components import (
     own_component,
 )
 
-Choice: TypeAlias = tuple[bool, ...]  # Whether each variable is chosen.
+# For each variable, whether to exchange it.
+Choice: TypeAlias = tuple[bool, ...]
 
 
 class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
-    A round starts from the current weights, since a callback may have changed
-    the weights after the last round.
+    A round is some local steps on each replica, followed by an exchange. It
+    starts from the current weights, since a callback may have changed the
+    weights after the last round.
 
     Args:
         optimizer: The optimizer that owns the variables of this object.
@@ -49,7 +51,8 @@ class Rounds:
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
         steps: The number of local steps in a round. Also an attribute.
-        overlaps: Whether entries travel while the next round runs.
+        overlaps: Whether a round's entries are exchanged while the next round
+            runs.
     """
 
     def __init__(
@@ -78,8 +81,8 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # Whether each variable has moved in this round. This is not saved, so
-        # after a restart, all variables count as moved until the round ends.
+        # Whether this round has changed each variable. The flags are not saved:
+        # after a restart, all variables count as changed until the round ends.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -109,7 +112,7 @@ class Rounds:
 
         Args:
             weights: This replica's weights of all variables.
-            stepped: The variables of the step that follows.
+            stepped: The variables that the next step updates.
         """
 
         def keep() -> None:
@@ -121,13 +124,14 @@ class Rounds:
         tf.cond(taken == 0, keep, lambda: None)
         moved = own_component(self._moved)
         steps = [_is_in(stepped, variable) for variable, _ in self._starts]
-        known = self._known(taken.read_value(), moved.read_value())
+        known = self._may_have_moved(taken.read_value(), moved.read_value())
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
-    def _known(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return whether each variable may have moved, as 0 or 1.
+    def _may_have_moved(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
+        """Return whether this round may have changed each variable, as 0 or 1.
 
-        In a round that continues after a restart, all variables may have moved.
+        In a round that continues after a restart, the answer is 1 for all
+        variables.
         """
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
@@ -135,12 +139,11 @@ class Rounds:
     def due(
         self, stepped: Sequence[tf.Variable], is_due: tf.Tensor
     ) -> list[tuple[Choice, tf.Tensor]]:
-        """Return choices of variables to exchange, and whether each is due.
+        """Return sets of variables, and whether to exchange each set now.
 
-        The usual choice is the variables that are not frozen, and the variables
-        of the step that is being traced. But a step that was traced before a
-        variable was frozen may have moved that variable in this round. If so,
-        all variables are due.
+        The usual set is all variables that are trainable or `stepped`. But a
+        step that was traced before a variable was frozen may have changed this
+        variable. If so, all variables are exchanged.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -154,7 +157,7 @@ class Rounds:
         return [(usual, is_due & ~others), (every, is_due & others)]
 
     def chosen(self, choice: Choice) -> list[tf.Variable]:
-        """Return the variables of a choice, as `tf.Variable`s."""
+        """Return the chosen variables, as `tf.Variable`s."""
         return list(itertools.compress(self.variables, choice))
 
     def count(self) -> tf.Tensor:
@@ -170,9 +173,10 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return this replica's pseudo-gradients; reset its weights.
+        """Return this replica's pseudo-gradients, and end the round.
 
-        Weights and base weights become the common weights of all replicas.
+        A pseudo-gradient is the change of a weight in the round. Weights and
+        base weights become the common weights of all replicas.
         """
         starts, bases = self.kept(choice)
         pseudo_gradients = differences(bases, weights)
@@ -197,7 +201,10 @@ class Rounds:
         choice: Choice,
         ahead: Sequence[tf.Tensor],
     ) -> None:
-        """Begin a round from `common - ahead`, this replica's own weights."""
+        """Begin a round from `common - ahead`, this replica's own weights.
+
+        `ahead` holds the changes that `common` does not contain yet.
+        """
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):
@@ -206,9 +213,9 @@ class Rounds:
                 base.assign(weight)
 
     def constrain(self, stepped: Sequence[tf.Variable], choice: Choice) -> None:
-        """Apply the constraints of chosen variables that were not stepped.
+        """Apply constraints to chosen variables that are not in `stepped`.
 
-        Keras applies the constraints of stepped variables after the step.
+        Keras applies the constraints of `stepped` variables after the step.
         """
         for variable, _ in itertools.compress(self._starts, choice):
             if variable.constraint and not _is_in(stepped, variable):
@@ -221,14 +228,16 @@ class Rounds:
         end: Callable[[Choice], None],
         sparse: Hashable,
     ) -> None:
-        """Call `end` on every replica, with a choice of variables to exchange.
+        """Call `end` on every replica, with the variables to exchange.
 
-        The choice is the variables that are not frozen or have moved in this
-        round. `end` is traced once for each choice and each value of `sparse`,
-        which identifies the variables with sparse gradients.
+        These are the variables that are trainable, or that this round has
+        changed. `end` is traced once for each choice of variables and each
+        value of `sparse`, which identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
-        moved = self._known(taken, components(self._moved)[0].read_value())
+        moved = self._may_have_moved(
+            taken, components(self._moved)[0].read_value()
+        )
         choice = tuple(
             variable.trainable or bool(has_moved)
             for (variable, _), has_moved in zip(

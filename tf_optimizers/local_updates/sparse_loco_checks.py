@@ -48,7 +48,7 @@ def check_inner(value: Any, refused: tuple[type, ...]) -> None:
 
     Args:
         value: The user's argument.
-        refused: Classes that exchange gradients themselves.
+        refused: Classes of optimizers that exchange gradients themselves.
     """
     check_new(value, lambda part: _check_part(part, refused))
 
@@ -132,7 +132,7 @@ def check_ema(sync_every: int, use_ema: bool) -> None:
 
 
 def check_overlap(overlap: bool, sync_every: int) -> None:
-    """Raise if there is no next round during which entries could travel."""
+    """Raise if `overlap` is set, but there are no local steps to overlap."""
     if overlap and sync_every == 1:
         raise ValueError(
             "`overlap` needs a `sync_every` of at least 2. Received: "
@@ -142,7 +142,7 @@ def check_overlap(overlap: bool, sync_every: int) -> None:
 
 
 def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
-    """Raise if entries cannot travel while steps of a strategy run."""
+    """Raise if `overlap` is set, but the strategy does not support it."""
     if overlap and not replicas_of(strategy).exchanges_later:
         raise ValueError(
             "`overlap` needs a `tfo.SparseMultiWorkerMirroredStrategy`. "
@@ -153,10 +153,10 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raise if a layer assigns its weights before a step.
+    """Raise if a layer assigns its own weights.
 
-    Before a round has stored the common weights, the layer would assign
-    different values on each replica.
+    The layer would do so before the first step of a round. Then the weights
+    from which the round starts would differ between replicas.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):

@@ -1,4 +1,9 @@
-"""Sends the entries of a round while the next round runs.
+"""Exchanges the entries of a round while the next round runs.
+
+A round is some local steps on each replica. The last step of a round adds the
+changes of weights to residuals, and starts an exchange. While the next round
+runs, a thread exchanges the largest entries of the residuals, and updates the
+common weights. The last step of the next round waits for this exchange.
 
 step      round ends: accumulate, start       next round ends: wait, ...
 thread                           exchange, update the common weights
@@ -21,7 +26,7 @@ class Travel:
 
     Args:
         optimizer: A `SparseLoCo`.
-        rounds: The optimizer's rounds, which overlap.
+        rounds: The optimizer's rounds, with `overlaps`.
     """
 
     def __init__(self, optimizer: Any, rounds: Rounds) -> None:
@@ -39,13 +44,13 @@ class Travel:
         due: Sequence[tuple[Choice, tf.Tensor]],
         stepped: Sequence[tf.Variable],
     ) -> None:
-        """Start to send a round's entries, if the round is over.
+        """Start to exchange a round's entries, if the round is over.
 
         Call this in a step.
 
         Args:
-            due: Choices of variables, and whether each choice is due.
-            stepped: The variables of the step.
+            due: Sets of variables, and whether to exchange each set now.
+            stepped: The variables that the step updates.
         """
         self._optimizer._compressor.allocate()
         group = replicas_of()
@@ -71,15 +76,15 @@ class Travel:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # A collective in this branch could cause a deadlock. The start of a
-            # call waits for the other replicas of the process, and such a
-            # replica could be in a collective that waits for this one.
+            # This branch must contain no collective. `send` waits for the other
+            # replicas of the process, and another replica could already be
+            # waiting for this replica in the collective.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(
         self, choice: Choice, stepped: Sequence[tf.Variable]
     ) -> None:
-        """Add the weights' changes to the residuals; begin the next round."""
+        """Add the changes of weights to residuals; begin the next round."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
         weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)

@@ -1,7 +1,7 @@
 """Writes and reads backups, on all workers together.
 
-equal on all replicas ── written by worker 0 ──┐
-a replica's own ──────── written by its worker ┴─ all done? ── worker 0 commits
+values equal on all replicas: worker 0 writes ──┐
+a replica's own values: its worker writes ──────┴─ all done? ── worker 0 commits
 """
 
 import functools
@@ -53,7 +53,7 @@ class Archive:
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker cannot write, or cannot see the others' files."""
+        """Raise if a worker cannot write files, or see those of all workers."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -146,7 +146,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore one section of the state from a result of `newest`."""
+        """Restore one section of the model's state from a backup's content."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas
@@ -177,8 +177,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete all backups if all variables are finite.
 
-        Returns whether the backups were deleted. Worker 0 deletes them once all
-        workers have called this method, and so no longer need a backup.
+        Returns whether the backups were deleted. Worker 0 deletes them after
+        all workers have called this method.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -238,13 +238,16 @@ class Archive:
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
-        """Check a description, and this worker's share of the parts."""
+        """Check a backup's description, and this worker's share of files."""
         parts = self._folder.content(generation)["parts"]
         for part in range(self._group.worker, len(parts), self._group.workers):
             self._folder.check_part(generation, part, parts[part])
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
-        """Run `action` on all workers; return all results, or raise on all."""
+        """Run `action` on all workers; return their results.
+
+        If `action` fails on any worker, all workers raise an error.
+        """
         results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
@@ -257,7 +260,7 @@ class Archive:
     def _attempt(
         self, action: Callable[[], Any]
     ) -> tuple[list[Any], list[str]]:
-        """Run `action` on all workers; return all results and all errors."""
+        """Run `action` on all workers; return their results and file errors."""
         result, error = None, None
         try:
             result = action()

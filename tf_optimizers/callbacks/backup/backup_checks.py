@@ -111,7 +111,7 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if no epoch is left, or if epochs have another length.
+    """Yield warnings if no epoch is left, or the length of epochs has changed.
 
     Args:
         content: The content of the backup.

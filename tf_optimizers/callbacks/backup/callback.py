@@ -265,20 +265,21 @@ class BackupAndRestore(keras.callbacks.Callback):
             preemption.end()
 
     def _end_epoch(self, epoch: int) -> bool:
-        """Move on to the next epoch; return whether there is a new state."""
+        """End an epoch; return whether any of its batches was not skipped."""
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # In an epoch of unknown length, the backup counted the last
-            # execution as a full execution. So at the end of the epoch, fewer
-            # batches than a full execution may remain to be skipped.
+            # An execution is `steps_per_execution` batches, but the last of an
+            # epoch may be shorter. If the length of the epoch was unknown, the
+            # backup counted the last execution as full. So a few batches may
+            # remain to be skipped.
             if skip.remaining >= self.model.steps_per_execution:
                 # No batch was new: the last backup is still up to date.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # Metrics hold results of validation.
+            self.model.reset_metrics()  # Validation has changed the metrics.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True
@@ -325,8 +326,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # A backup from after the end of this `fit` belongs to a longer run, so
-        # this `fit` makes no step, and keeps the backup.
+        # If the backup is from after the end of this `fit`, a longer run made
+        # it. This `fit` then makes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 

@@ -30,8 +30,8 @@ from tf_optimizers.replicas import as_bytes
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# If rows of zeros were left out of an array, a second array holds [first, end],
-# the range of the kept rows. The name of this second array has this suffix.
+# If an array is stored without its rows of zeros, the name with this suffix
+# stands for another array: the range of the stored rows, [first, end].
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -77,7 +77,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Write the description; `content["parts"]` has the parts' digests."""
+        """Write a backup's description, with the digests of its other files."""
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -107,7 +107,7 @@ class Folder:
         return content
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
-        """Raise if a part is missing, or differs from the expected digest."""
+        """Raise if a worker's file is missing, or has another digest."""
         path = self._part(generation, worker)
         try:
             found = digest(path)
@@ -117,11 +117,14 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_part(self, generation: int, worker: int) -> Any:
-        """Return a part's arrays by name, as bytes that are read on access."""
+        """Open a worker's file; its items are arrays by name, as bytes."""
         return np.load(self._part(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
-        """Delete the run's other generations, and incomplete files."""
+        """Delete the run's backups except for `generations`.
+
+        Incomplete files are also deleted.
+        """
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all
         # parts.
@@ -130,11 +133,11 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another run now uses it.
+            with contextlib.suppress(OSError):  # Another run uses it now.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:
-        """Write an empty file for other workers to find; return its name."""
+        """Write an empty file that other workers look for; return its name."""
         self.path.mkdir(parents=True, exist_ok=True)
         mark = self.path / f".{uuid.uuid4().hex}"
         mark.touch()
@@ -142,7 +145,7 @@ class Folder:
         return mark.name
 
     def sees(self, mark: str) -> bool:
-        """Return whether another worker's mark is in the folder."""
+        """Return whether another worker's file `mark` is in the folder."""
         return (self.path / mark).exists()
 
     def remove_mark(self) -> None:
@@ -234,7 +237,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array of a part, with the rows of zeros that were left out."""
+    """Return an array from a worker's file, with its rows of zeros."""
     kept = part[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in part:
         return kept.reshape(shape)

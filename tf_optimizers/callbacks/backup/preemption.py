@@ -58,7 +58,7 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # A worker may also train other models alone.
+        # Count only runs on all workers: a worker may also train models alone.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -90,8 +90,8 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls handlers only between steps, but writes signals to
-            # the wakeup file immediately.
+            # Python calls signal handlers only between steps, but writes the
+            # signals to this pipe immediately.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
             )
@@ -99,7 +99,7 @@ class Preemption:
         self._thread.start()
 
     def reach(self) -> bool:
-        """Count a point; return whether all workers stop there."""
+        """Count a point where the run can stop; return whether it must stop."""
         with self._lock:
             self._passed += 1
             is_open = not self._has_stated
@@ -111,7 +111,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit` as a point; return whether all stop there."""
+        """Count the end of `fit` as a last point; return whether to exit."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -127,9 +127,9 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If `is_leaving`, this process ignores SIGTERM from now on: the launcher
-        sends SIGTERM once another worker has exited, when this worker may still
-        run `finally` blocks and exit handlers.
+        If `is_leaving`, this process ignores SIGTERM from now on. The launcher
+        sends SIGTERM once another worker has exited, but this worker may still
+        be running `finally` blocks and exit handlers.
         """
         global _running
         _running = None
@@ -149,7 +149,7 @@ class Preemption:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def release(self) -> None:
-        """Let SIGTERM end this process again, which may be a forked child."""
+        """Let SIGTERM end this process again."""
         if signal.getsignal(signal.SIGTERM) == self._ask:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -184,8 +184,8 @@ class Preemption:
                 return
         except tf.errors.OpError:  # Another worker is gone.
             if self.is_asked:
-                # The main thread may be waiting for that worker, and no backup
-                # is possible without that worker.
+                # The main thread may be waiting for the worker that is gone. A
+                # backup would need all workers.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -193,7 +193,7 @@ class Preemption:
             self._decided.set()
 
     def _listen(self) -> None:
-        """Wait for a signal, or for the next check of other workers."""
+        """Wait for a signal, or until it is time to check other workers."""
         poll = select.poll()  # `select.select` accepts no files from 1024 on.
         poll.register(self._receiver, select.POLLIN)
         if poll.poll(1000 * _LOOKING_SECONDS):
@@ -206,7 +206,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point; find the last of all points."""
+        """Publish this worker's next point; find the latest of all workers'."""
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
@@ -226,10 +226,10 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code of the outermost function that called a `name`.
+    """Return the code of the outermost function that called `name`.
 
-    Between two functions of this name, there may be functions of a callback
-    that calls another callback.
+    A method `name` of a callback may call the method `name` of another
+    callback, so there may be several such functions.
     """
     frame: Any = inspect.currentframe()
     caller = None
@@ -254,7 +254,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-# Otherwise, a forked child would write its SIGTERM to the pipe of this process,
-# which would end the run.
+# Otherwise, a forked child that gets SIGTERM would write to the pipe of this
+# process, and end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

@@ -58,9 +58,9 @@ class BackupReader:
 class Rates:
     """The learning rates of optimizers when `fit` begins.
 
-    A constant rate is part of the optimizer's state, so restoring the state
-    restores the rate. If the script has changed the rate since the run began,
-    `set` applies the new rate.
+    A constant rate is part of the optimizer's state, so a backup also restores
+    the rate. If the script has changed the rate since the run began, `set`
+    applies the new rate.
 
     Args:
         state: The state of the model, not yet restored.
@@ -73,7 +73,7 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.slots  # A weight may have the same name.
+            for variable in state.slots  # Weights may have this name, too.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]
@@ -103,8 +103,8 @@ class Rates:
 def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
     """Call `undo` when Keras next asks for a model's train function.
 
-    Keras asks for the train function before any training. If `fit` ends with an
-    exception, Keras calls no callback, so no callback can call `undo`.
+    Keras asks for this function before any training. A callback could not call
+    `undo`: if `fit` ends with an exception, Keras calls no callback.
     """
 
     def make_train_function(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw the batches of one execution, or fewer if fewer remain."""
+        """Draw `steps_per_execution` batches, or fewer if fewer remain."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1

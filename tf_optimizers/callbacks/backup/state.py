@@ -35,7 +35,10 @@ class State:
 
     @property
     def sections(self) -> dict[str, list[keras.Variable]]:
-        """The variables by section: "lasting", or an epoch's "metrics"."""
+        """The variables by section, "lasting" or "metrics".
+
+        The "metrics" are those of the current epoch.
+        """
         return {
             "lasting": [
                 *with_updated_variables(self._model, self._model.variables),
@@ -97,10 +100,10 @@ class State:
         }
 
     def first_not_finite(self, values: Values) -> int | None:
-        """Return the index of the first lasting variable with NaN or inf.
+        """Return the index of the first variable with NaN or inf.
 
-        Inf is accepted in variables where `accept_infinite` found inf. Metrics
-        may have any value.
+        The variables are those of the section "lasting". Inf is accepted in
+        variables where `accept_infinite` found inf.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -113,17 +116,17 @@ class State:
 
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether the replicas' values add up to a variable's value."""
-        # Keras leaves the aggregation of accumulators at "none". An accumulator
-        # on the host has a different one, since it already holds the sum.
-        # Only optimizers have accumulators, but a layer's variable may have the
-        # same name.
+        # Keras's accumulators have the aggregation "none", but each replica
+        # adds only its own gradients. An accumulator on the host holds the
+        # whole sum, and has another aggregation. A layer may have a variable of
+        # the same name, so look among the optimizers' variables.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (
             any(variable is slot for slot in self.slots)
         )
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether one replica may own each row, with 0 on the others."""
+        """Return whether each row may be stored on one replica, 0 elsewhere."""
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -143,8 +146,8 @@ class State:
     def sparse_gradients(self) -> list[list[int] | None]:
         """The indices of variables with sparse gradients, per optimizer.
 
-        The list has an entry for each `SparseLoCo` with several local steps.
-        The entry is None if no step has been traced.
+        There is an entry for each `SparseLoCo` with several local steps. The
+        entry is None if no step of the optimizer has been traced.
         """
         return [
             optimizer._compressor.rows.indices
@@ -171,7 +174,10 @@ class State:
         }
 
     def check(self, saved: dict[str, Any], section: str) -> None:
-        """Raise if a saved section is from another model; paths may differ."""
+        """Raise if a saved section is from another model or optimizer.
+
+        The paths of variables may differ.
+        """
         described = self.describe()
         mine = described["sections"][section]
         others = saved["sections"][section]
@@ -202,12 +208,12 @@ def redistribute(
     own: Sequence[int],
     is_owned: bool = False,
 ) -> list[np.ndarray]:
-    """Return the values of the `own` replicas, converted to the new layout.
+    """Return a variable's values on the `own` replicas, from a backup.
 
-    Sums over replicas keep their total, and other floating-point values keep
-    their mean. For integers, all replicas get the first replica's value. A
-    change of the number of workers alone is also a new layout, because values
-    on one worker may have to be equal.
+    If the numbers of workers or replicas have changed, the values are
+    converted: sums over replicas keep their total, and other floating-point
+    values keep their mean. For integers, all replicas get the first replica's
+    value.
 
     Args:
         is_summed: Whether the replicas' values add up.
@@ -216,7 +222,7 @@ def redistribute(
         old: The number of workers in the backup, and of replicas per worker.
         new: The number of workers now, and of replicas per worker.
         own: The replicas whose values to return.
-        is_owned: Whether one replica owns each row, with 0 on the others. Has
+        is_owned: Whether each row is on one replica, and 0 on all others. Has
             no effect if `is_identical`.
     """
     if old == new:

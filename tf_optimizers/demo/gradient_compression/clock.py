@@ -22,8 +22,9 @@ Row = dict[str, Any]
 def summary(runs: list[Row], measured: Link) -> Row:
     """Return an optimizer's measurements, as lists with an entry per mark.
 
-    Seconds and bytes are since the previous mark; accuracies are per seed. In a
-    run that leaves the link early, later steps are given the median time of the
+    A mark is a step after which the accuracy is measured. Seconds and bytes
+    count from the previous mark. Each seed has its own list of accuracies. If a
+    run uses the link only at first, its later steps get the median time of the
     steps over the link.
 
     Args:
@@ -70,15 +71,16 @@ def clock(row: Row, link: Link | None = None) -> np.ndarray:
 
 def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
     """Return the seconds until the mean accuracy reaches a level, or None."""
-    # The mean of several accuracies equal to the level may be rounded down.
+    # If all accuracies equal the level, rounding may put their mean below it.
     reached = np.mean(row["accuracy"], axis=0) > level - 1e-9
     return float(seconds[np.argmax(reached)]) if reached.any() else None
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the final accuracy gap in points, and its 95 % interval.
+    """Return the mean final accuracy gap in points, and its 95 % interval.
 
-    The interval is Student's interval of the differences, one for each seed.
+    The gap is dense minus sparse accuracy, seed by seed. The interval is
+    Student's t-interval over the seeds.
     """
     ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
     gaps = 100 * (ends[0] - ends[1])

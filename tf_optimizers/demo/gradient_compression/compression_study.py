@@ -1,11 +1,11 @@
 """The gradient compression study: seconds of training on a slow network.
 
-Momentum SGD and AdamW train dense and compressed. This process chooses the
-learning rate of each dense optimizer, on several splits. Two worker processes
-(`compression_worker.py`) then train with all four optimizers at these rates,
-with fresh seeds. Only the runs of the first seed go over a simulated link, and
-are timed. A dense run needs the link for its first steps only, since all dense
-steps take the same time. Only the workers see the test split.
+Momentum SGD and AdamW train with dense and with compressed exchanges. This
+process chooses the learning rates of the dense optimizers, on several splits.
+Two worker processes (`compression_worker.py`) then train with all four
+optimizers at these rates, with fresh seeds. Only the runs of the first seed are
+timed over a simulated link. Dense runs use the link only for their first steps,
+since all dense steps take the same time. Only the workers see the test split.
 """
 
 import json
@@ -45,11 +45,11 @@ WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 
-# The compressed counterpart of each dense optimizer. Both use the learning rate
-# of the dense optimizer.
+# The compressed counterpart of each dense optimizer, with the same learning
+# rate.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Several times the seconds that two slow cores need without a link.
+# Limits: several times as long as two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 
@@ -65,7 +65,7 @@ class Plan:
     batch_size: int = 96
     hidden_units: tuple[int, ...] = (1280, 1600, 64)
     workers: int = 2
-    measured_every: int = 4  # Steps.
+    measured_every: int = 4  # Steps between two measurements.
     timed_steps: int = 16  # Steps of a dense run over the link.
 
     @property

@@ -5,7 +5,7 @@ The study starts two workers with the launcher:
     python -m tf_optimizers.launch --workers 2 \
         -m tf_optimizers.demo.gradient_compression.compression_worker task.json
 
-All workers run everything below together. The first worker reports.
+All workers run this module together. The first worker reports.
 """
 
 import json
@@ -35,7 +35,7 @@ from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.sockets import sent_bytes
 from tf_optimizers.demo.trainer import Trainer
 
-PACE = 8  # From this step on, the remaining seconds are shown.
+PACE = 8  # From this step on, the progress bar shows the seconds left.
 
 
 def main(task_path: str) -> None:
@@ -46,8 +46,8 @@ def main(task_path: str) -> None:
     # any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    # Called only once, since it discards all compiled kernels. TensorFlow
-    # combines this seed with the seeds of each run's weights and shuffles.
+    # Set this seed only once: setting it discards all compiled kernels.
+    # TensorFlow combines it with the seeds of each run's weights and shuffles.
     keras.utils.set_random_seed(0)
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
@@ -115,8 +115,8 @@ class SharedStudy:
         where = "no link" if link == NONE else str(link)
         title = f"{where}: {name}, seed {seed}"
         self._say(BEGIN + title)
-        # Dense steps over the link are slow, and all take the same time, so it
-        # is enough to time a few.
+        # Dense steps over the link are slow. They all take the same time, so
+        # time only a few of them.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
             over_link = self.plan.timed_steps if name in PAIRS else steps
@@ -191,7 +191,8 @@ class SharedStudy:
 class Recorder(keras.callbacks.Callback):
     """Records the steps, seconds and bytes between two marks.
 
-    The clock stops at each mark, while `measure` and `at_mark` run.
+    There is a mark after every `every` steps. The clock stops at a mark, while
+    `measure` and `at_mark` run.
 
     Args:
         every: Steps between two marks.

@@ -37,7 +37,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
 
 
 def accuracy_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading and one row per optimizer."""
+    """Return a heading, and a row of test accuracies per optimizer."""
     return _rows(
         result["cells"],
         lambda cell: f"{100 * cell['mean']:.1f} ± {100 * cell['std']:.1f}",
@@ -45,12 +45,12 @@ def accuracy_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def rate_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading and one row per optimizer."""
+    """Return a heading, and a row of learning rates per optimizer."""
     return _rows(result["cells"], lambda cell: f"{cell['learning_rate']:.3g}")
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Return a sentence per budget: the best optimizer, and close ones."""
+    """Return a sentence per budget, on the best optimizers."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])

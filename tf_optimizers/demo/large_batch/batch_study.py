@@ -35,9 +35,9 @@ WEIGHT_DECAY = 0.01
 
 
 def muon(rate: Any) -> keras.optimizers.Optimizer:
-    """Return Muon, which steps biases and the last layer with AdamW.
+    """Return Muon, with AdamW for biases and the last layer.
 
-    Keras's documentation recommends AdamW for these.
+    Keras's documentation recommends this.
     """
     optimizer = keras.optimizers.Muon(
         rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
@@ -46,7 +46,7 @@ def muon(rate: Any) -> keras.optimizers.Optimizer:
     return optimizer
 
 
-# One row per optimizer; all other arguments have their defaults.
+# The optimizers to compare. All other arguments have their defaults.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
     "AdamW": lambda rate: keras.optimizers.AdamW(
@@ -78,7 +78,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of the study; plots show each step of the last budget."""
+    """The size of the study. Plots show every step of the last budget."""
 
     budgets: tuple[Budget, ...]
     rates: tuple[float, ...]
@@ -163,7 +163,7 @@ class Study:
         data: dict[str, tf.data.Dataset],
         progress: tqdm,
     ) -> None:
-        """Keep the splits that `load_splits` returns."""
+        """Keep the settings, and the splits that `load_splits` returns."""
         self.plan = plan
         self.seeds = seeds
         self.progress = progress
