@@ -82,7 +82,7 @@ def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
     return table(
         f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
-        "| | median ms a step | quartiles, ms | kB per step and worker |",
+        "| | median ms per step | quartiles, ms | kB per step and worker |",
         (
             [key, *spread(contender["step_ms"]), kilobytes(contender)]
             for key, contender in result["contenders"].items()
@@ -131,7 +131,7 @@ def fit(name: str, result: dict) -> str:
     unit = statistics.median(result["step_ms"]["custom loop"])
     return table(
         name,
-        "| | median ms a step | quartiles, ms | times the custom loop |",
+        "| | median ms per step | quartiles, ms | times the custom loop |",
         (
             [key, *spread(times, 2), f"{statistics.median(times) / unit:.2f}"]
             for key, times in result["step_ms"].items()
@@ -208,7 +208,7 @@ def shaped_network(name: str, result: dict) -> str:
             cells.append(f"{median:,.0f} ({low:,.0f}-{high:,.0f})")
         rows.append([*cells, kilobytes(contender)])
     return table(
-        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms a "
+        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms per "
         "step (quartiles)",
         f"| | {' | '.join(links)} | kB per step and host |",
         rows,
@@ -245,7 +245,7 @@ def latency(name: str, result: dict) -> str:
         for contender, found in contenders.items()
     ]
     return table(
-        f"{name}: median ms a step, by the round trip between workers",
+        f"{name}: median ms per step, by the round trip between workers",
         f"| | {' | '.join(heads)} |",
         rows,
     )
@@ -276,7 +276,7 @@ def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
         f"{name}: a message takes {result['message_ms']:.2f} processor ms",
-        "| | workers | round trip, ms | median ms a gather | quartiles, ms "
+        "| | workers | round trip, ms | median ms per gather | quartiles, ms "
         "| processor ms a gather |",
         (
             [

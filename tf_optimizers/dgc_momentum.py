@@ -323,9 +323,9 @@ class DGCMomentum(CompressedOptimizer):
         here = self.rate_in_momentum
         if here != saved:
             raise ValueError(
-                "`rate_in_momentum` must have the value of the saved state. "
-                f"Received: {_RATE_KEY}={here}, and the state of an optimizer "
-                f"with {_RATE_KEY}={saved}. Pass `{_RATE_KEY}={saved}`, or "
+                "`rate_in_momentum` must be the same as when the state was "
+                f"saved. Received: {_RATE_KEY}={here}, and state saved with "
+                f"{_RATE_KEY}={saved}. Pass `{_RATE_KEY}={saved}`, or "
                 "load only the weights."
             )
 
@@ -477,7 +477,7 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
         keras.regularizers.L1L2,
     ):
         raise TypeError(
-            "`regularizer` must be None or an object of "
+            "`regularizer` must be None or an instance of "
             "`keras.regularizers.L1`, `L2` or `L1L2`, such as "
             "`keras.regularizers.L2(1e-4)`. Received: "
             f"regularizer={regularizer!r}."

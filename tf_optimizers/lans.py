@@ -162,7 +162,7 @@ def lans_step(
 ) -> None:
     """Update w, m and v in place; see `lamb_step` for the arguments."""
     w, m, v = (read(handle, gradient) for handle in handles)
-    # Computing both norms together takes hardly longer than computing one.
+    # Computing both norms together takes hardly any longer than one.
     g_norm, w_norm = norms(lambda *both: both, gradient, w, gpu=gpu)
     normalize = normalized(g_norm, hyperparameters.gradient_limit)
     betas = hyperparameters.betas

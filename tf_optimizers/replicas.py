@@ -231,8 +231,8 @@ def warn_if_alone() -> None:
     if job in training and workers > 1 and not is_connected:
         warnings.warn(
             "All workers in `TF_CONFIG` must train under one strategy. "
-            f"Received: {workers} workers, and no strategy of several workers, "
-            "so each worker trains alone. Create "
+            f"Received: {workers} workers, but no multi-worker strategy, so "
+            "each worker trains alone. Create "
             "`tfo.SparseMultiWorkerMirroredStrategy()` before anything else, "
             "and the model in its scope. If each worker is to train a separate "
             "model, remove `TF_CONFIG` from `os.environ`.",

@@ -479,7 +479,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add the change of a weight in a round to the weight's residual."""
+        """Add a weight's change over the round to its residual."""
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)

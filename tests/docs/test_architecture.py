@@ -26,10 +26,10 @@ LONGEST = 300
 # The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 713),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1947),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1949),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
-        2143,
+        2145,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 700),
     "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1092),

@@ -159,8 +159,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
     Keras resolves "auto" in `compile`, and checks only whether the layers
     support XLA. A custom `compile` may set the optimizer after
-    `super().compile()`, so the optimizer is checked again when Keras makes a
-    step. An explicit `jit_compile` is not changed.
+    `super().compile()`, so Keras checks the optimizer again when it creates
+    the function of a step. An explicit `jit_compile` is not changed.
 
     Args:
         cannot_use_xla: Called with a model; returns whether the model's

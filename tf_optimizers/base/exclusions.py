@@ -301,7 +301,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _differ_by_model(path: str, other: str) -> bool:
-    """Return whether two paths differ only by leading names of models."""
+    """Return whether one path is the other after a model's name, or equal."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 

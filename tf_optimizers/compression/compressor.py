@@ -2,15 +2,15 @@
 
 local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
-                      └───────── no: as it is ────────────────────┤
+                      └───────── no: unchanged ───────────────────┤
                                                            exchange (SUM)
 update of all ─── compressed? ── yes: as received; remove sent ───┤
                       │               entries from v              │
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
 
-Here v is the variable's residual: the sum of all values that are not sent yet.
-At sparsity 0, nothing is selected or rounded: all of v is sent as a dense
+Here v is the variable's residual: the sum of all values that have not been sent
+yet. At sparsity 0, nothing is selected or rounded: all of v is sent as a dense
 tensor.
 """
 

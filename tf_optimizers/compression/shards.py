@@ -42,7 +42,7 @@ class Shards(NamedTuple):
 
     @property
     def first_groups(self) -> np.ndarray:
-        """The index of each tensor's first group, then the number of groups."""
+        """The index of each tensor's first group, and last, the group count."""
         groups = (-(-size // self.replicas) for size in self.sizes)
         return np.array([*itertools.accumulate(groups, initial=0)], "int64")
 

@@ -162,8 +162,9 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    A sparsity is left out if, on average, a replica would send an entry less
-    than twice in the whole run. Rarer updates would be stale.
+    The schedule omits a sparsity if a replica would send each entry, on
+    average, fewer than two times in the whole run. Rarer updates would be
+    stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(

@@ -25,7 +25,7 @@ def check_loopback() -> None:
             socket.create_connection(server.getsockname(), 5).close()
     except OSError as error:
         raise LoopbackError(
-            "The workers of the demo need ports of the loopback interface. "
+            "The workers of the demo need ports on the loopback interface. "
             f"Received: {error}. Enable the interface (`ip link set lo up`), "
             "free some ports, or run the other parts: "
             "`--parts large-batch offload`."

@@ -57,6 +57,8 @@ def divide_gpus(
         sharing = f"unset {' and '.join(of_slurm)}"
         if not of_slurm:
             sharing = f"set {VISIBLE} yourself"
+        if per_worker:
+            sharing += ", without `--gpus-per-worker`,"
         raise ValueError(
             f"At least {everyone * (per_worker or 1)} GPUs must be visible for "
             f"{everyone} workers. Received: {len(gpus)} visible GPUs. Start "

@@ -114,9 +114,9 @@ def _detect(environment: Mapping[str, str]) -> str:
             f"{found[0]}` or `--cluster {found[1]}`."
         )
     raise ValueError(
-        "`--cluster auto` must find the environment variables of a platform. "
-        f"Received: none of them ({variables}). Start this command through the "
-        "scheduler, such as with `srun`, or set TF_CONFIG."
+        "`--cluster auto` needs the environment variables of a platform. "
+        f"Received: none of {variables}. Start this command through the "
+        "scheduler (for example, with `srun`), or set TF_CONFIG."
     )
 
 
@@ -295,8 +295,7 @@ def _get(
     value = environment.get(name)
     if not value:
         raise ValueError(
-            f"`{name}` must be set on {platform}. Received: no such variable. "
-            f"{hint}"
+            f"`{name}` must be set on {platform}. Received: no value. {hint}"
         )
     return value
 

@@ -235,7 +235,7 @@ class Message(NamedTuple):
 
     Attributes:
         dtype: The dtype of the values.
-        rows: For each replica, a row: ranges of values that the replica owns.
+        rows: One row per replica, with the ranges that the replica owns.
         length: The number of elements to which each row is padded.
     """
 

@@ -251,9 +251,9 @@ class Archive:
         results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
-                "All workers must be able to write to `backup_dir`. Received: "
-                f"{'; '.join(errors)}. The previous backup, if any, is kept: "
-                "solve the problem, then start again."
+                "All workers must be able to use `backup_dir`. Received: "
+                f"{'; '.join(errors)}. The previous backup, if any, was kept. "
+                "Fix the problem, then start again."
             )
         return results
 

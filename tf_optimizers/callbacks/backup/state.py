@@ -176,7 +176,7 @@ class State:
     def check(self, saved: dict[str, Any], section: str) -> None:
         """Raise if a saved section is from another model or optimizer.
 
-        The paths of variables may differ.
+        Paths of variables need not be equal.
         """
         described = self.describe()
         mine = described["sections"][section]

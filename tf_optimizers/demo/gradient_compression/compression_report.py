@@ -96,7 +96,7 @@ def _seconds(row: dict[str, Any], seconds: Any) -> list[str]:
 
 
 def finding(pair: dict[str, Any]) -> str:
-    """Return a sentence on the speed and the accuracy of a pair."""
+    """Return a summary of the speed, traffic and accuracy of a pair."""
     dense, sparse = pair["optimizers"]
     names = [row["optimizer"] for row in (dense, sparse)]
     mean, low, high = behind(dense, sparse)

@@ -193,11 +193,11 @@ def check_equal(
         subject: The subject of the statements.
         statements: The results of `gather_statements`: for each worker, a
             dictionary of values by name.
-        hint: The end of an error.
-        rule: The beginning of an error. Defaults to `None`: all workers must
-            agree on the subject.
-        shown: The names that errors show, by the names in `statements`.
-            Defaults to `None`: errors show the names in `statements`.
+        hint: The last sentences of the error message.
+        rule: The first sentence of the error message. Defaults to `None`: all
+            workers must agree on the subject.
+        shown: For names in `statements`, the names to show in the error
+            message. Defaults to `None`: the message shows the same names.
     """
     rule = rule or f"All workers must agree on {subject}."
     first, *others = statements

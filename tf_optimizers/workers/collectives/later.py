@@ -144,7 +144,7 @@ class Call:
 
 def _close(queue: tf.queue.QueueBase) -> None:
     # Python may delete the owner while TensorFlow traces a `tf.function`. Close
-    # the queue now, not when this function runs.
+    # the queue now, not when the traced function runs.
     with tf.init_scope():
         queue.close(cancel_pending_enqueues=True)
 

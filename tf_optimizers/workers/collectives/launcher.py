@@ -114,7 +114,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self._ranks = list(ranks)
         self._sends_at_once = (
             "CPU" in self._device
-            and self._group_size > 2  # A ring of two takes no more rounds.
+            # With two replicas, TensorFlow's ring also takes one round.
+            and self._group_size > 2
             and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         )
         self.progress = Progress(

@@ -2,13 +2,13 @@
 
 Each replica writes a note on its part of a batch, an int32 vector:
 
-    has a part, rows, how to compare, is informative 0..7, digest 0..7
+    has_part, rows, comparison, is_informative[8], digest[8]
 
 The function `summarize` reduces the notes of all replicas to a summary.
 
 A digest covers one component of the batch, such as its images or its labels, in
-a "slot" of the note. The digest is computed from a sample of bounded size. Each
-batch has a different sample.
+one of the 8 "slots" of the note. The digest is computed from a sample of
+bounded size. Each batch has a different sample.
 
 With random augmentation, the images of a batch differ between workers although
 the rows are the same. In this case, equal labels show that the rows are the

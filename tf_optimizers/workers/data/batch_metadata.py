@@ -180,7 +180,7 @@ class Rows(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Marks the notes on data whose last batch may lack parts."""
+    """A note on a batch; the last batch may lack rows for some replicas."""
 
     note: tf.Tensor
 

@@ -87,7 +87,8 @@ class SynchronizedGenerator:
         if min(counts) == max(counts):
             return
         self._draw_some(max(counts) - state.count)
-        if not self._has_begun:  # Peek again, now at the same batches.
+        if not self._has_begun:
+            # Peek again, since all workers now draw the same batches.
             self.peeked[:] = self._draw_some(len(self.peeked))
 
     def _draw_some(self, number: int) -> list[Any]:

@@ -45,7 +45,7 @@ class MetricReader:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # The models, in the order of the calls of `watch`. All workers make
+        # The models, in the order of the calls to `watch`. All workers make
         # these calls in the same order.
         self._models: weakref.WeakKeyDictionary[keras.Model, None] = (
             weakref.WeakKeyDictionary()

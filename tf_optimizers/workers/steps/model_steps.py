@@ -300,7 +300,7 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Reduce arrays, and results of metrics, over all replicas.
+        """Combine arrays and metric results over all replicas.
 
         Args:
             strategy: The strategy. Call this method in cross-replica context.
@@ -308,7 +308,7 @@ class Step:
             of_rows: The result of `arrays_of_rows`.
 
         Returns:
-            All outputs of the step, and the list of the reduced outputs.
+            All outputs of the step, and the list of the combined outputs.
         """
         returned, state, weight = outputs
         means = [

@@ -138,7 +138,7 @@ class Reduction:
             return tf.identity(result)
 
         # If a step does not use the optimizer, the round never ends. So values
-        # are also reduced after the number of batches of a round.
+        # are also reduced after as many batches as a round has.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
             return tf.cond(current.ends | is_old, exchange, repeat)
