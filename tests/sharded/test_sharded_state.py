@@ -443,6 +443,13 @@ def test_large_variables_are_warned_of(mirrored):
 # Under `MirroredStrategy`, Keras (3.15) cannot overwrite weights by averages.
 # Adam itself squares duplicate rows of sparse gradients before it sums them.
 ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
+ON_FOUR_DEVICES = (
+    "AdamW",
+    "Muon",
+    "tfo.LANS",
+    "tfo.AdamOffload",
+    "mixed_float16",
+)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +460,7 @@ ON_DEVICES = *sharded_script.EVERY, "mixed_float16"
             pytest.param(names, *layout, marks=pytest.mark.long)
             for names, layout in [
                 (ON_DEVICES, (1, 2)),
-                (ON_DEVICES, (1, 4)),
+                (ON_FOUR_DEVICES, (1, 4)),
                 (sharded_script.MAKE, (2, 1)),
                 (sharded_script.MAKE, (2, 2)),
                 (sharded_script.MAKE, (4, 1)),
