@@ -231,11 +231,11 @@ class Bench:
             "workers": workers,
         }
 
-    def tune(self, steps: int, rates: list[float]) -> None:
+    def tune(self, steps: int) -> None:
         """Find the learning rate of the lowest validation loss, dense."""
         trials = self.result["trials"]
         done = [trial["learning_rate"] for trial in trials]
-        for rate in rates:
+        for rate in RATES:
             if rate not in done:
                 trials.append(self._train(None, steps, TUNING_SEED, rate))
                 write_json(self.document, self._path)
@@ -334,10 +334,10 @@ def main() -> None:
     for name in arguments.models:
         bench = Bench(arguments.output, name)
         if MODELS[name].steps == LONG:
-            bench.tune(LONG, RATES[:3])  # Longer runs need lower rates.
+            bench.tune(LONG)
             compare_long(bench, arguments.seeds)
         else:
-            bench.tune(SEARCH[0], RATES)
+            bench.tune(SEARCH[0])
             if name == SEARCHED:
                 search(bench)
             compare(bench, name, arguments.seeds)
