@@ -1,11 +1,16 @@
 """The simulation of local steps takes the steps of `tfo.SparseLoCo`."""
 
+import json
+import pathlib
+import re
+
 import keras
 import local_schedule
 import local_simulation
 import numpy as np
 import pytest
 import run_bytes
+import tables
 import tensorflow as tf
 
 import tf_optimizers as tfo
@@ -115,3 +120,31 @@ def test_last_round_is_counted_if_the_run_ends_within_it():
         run_bytes.bytes_of(schedule, steps, "int4", 8) for steps in (16, 17, 24)
     ]
     assert sent[1] == sent[2] == 3 * sent[0] / 2
+
+
+def test_page_shows_the_results():
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs" / "sparse_loco.md").read_text()
+    results = root / "benchmarks" / "results" / "local_schedule.json"
+    models = json.loads(results.read_text())["models"]
+    rows = re.findall(r"^\| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$", page, re.M)
+    assert len(rows) >= 6
+    for workers, every, steps, shown in rows:
+        steps = int(steps.replace(",", ""))
+        (name,) = (
+            name
+            for name, model in local_schedule.MODELS.items()
+            if name.startswith(f"text, {workers} ") and model.steps == steps
+        )
+        schedules = models[name]["runs"][str(steps)]
+        fewer, *cells = shown.split(" | ")
+        times = 5000 if fewer.startswith("5") else 1000
+        found = schedules[
+            f"every {every} steps, {times:,} times, outer 1.4, int2"
+        ]
+        assert len(found["runs"]) == 3
+        assert fewer == f"{found['fewer']:,.0f}"
+        _, accuracy, _, bits = tables.against_dense(
+            found["runs"], schedules["dense"]["runs"]
+        )
+        assert cells == [accuracy, bits]

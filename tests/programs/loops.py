@@ -37,11 +37,11 @@ APPLY = {
     "in two calls": (
         "gradients = tape.gradient(scaled, weights)\n"
         "optimizer.apply(gradients, weights)\n"
-        "optimizer.apply([0.1 * g for g in gradients], weights)"
+        "optimizer.apply([0.1 * tf.convert_to_tensor(g) for g in gradients], weights)"
     ),
     "two losses": (
         "gradients = tape.gradient(scaled, weights)\n"
-        "others = [0.5 * gradient for gradient in gradients]\n"
+        "others = [0.5 * tf.convert_to_tensor(g) for g in gradients]\n"
         "optimizer.apply([*gradients, *others], [*weights, *weights])"
     ),
     "in the tape": (
