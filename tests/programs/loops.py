@@ -37,7 +37,8 @@ APPLY = {
     "in two calls": (
         "gradients = tape.gradient(scaled, weights)\n"
         "optimizer.apply(gradients, weights)\n"
-        "optimizer.apply([0.1 * tf.convert_to_tensor(g) for g in gradients], weights)"
+        "others = [0.1 * tf.convert_to_tensor(g) for g in gradients]\n"
+        "optimizer.apply(others, weights)"
     ),
     "two losses": (
         "gradients = tape.gradient(scaled, weights)\n"
