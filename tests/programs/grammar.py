@@ -1344,14 +1344,18 @@ def action_text(program, action, ideal):
         own=own_batch(program, action),
         predict=predict_text(program),
         fit=noted_fit(program),
-        others=others_text(program, action.removeprefix("fit ")),
+        others=others_text(program, action.removeprefix("fit "), ideal),
         note=NOTE,
         compile=scoped_compile(program),
     )
 
 
-def others_text(program, kind):
+def others_text(program, kind, ideal):
     """Return a `fit`, and an `evaluate`, on data of another kind."""
+    if ideal and kind == "a dataset without length":
+        # At its end, Keras makes a step without a batch, in which layers such
+        # as `SpectralNormalization` assign state.
+        kind = "a dataset"
     if kind not in KINDS:
         return ""
     names = columns(program)
