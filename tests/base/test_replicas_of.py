@@ -108,7 +108,9 @@ def config(job="worker", **cluster):
 @pytest.mark.parametrize("act", [step, back_up, track])
 def test_worker_that_trains_alone_is_warned(warned, act):
     (warning,) = warned(act, config(chief=["a:1"], worker=["b:1", "c:1"]))
-    assert "Received: 3 workers, and no strategy of" in str(warning.message)
+    assert "Received: 3 workers, but no multi-worker strategy" in str(
+        warning.message
+    )
 
 
 def load_and_predict(folder):

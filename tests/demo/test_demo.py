@@ -418,7 +418,7 @@ def test_missing_loopback_is_explained(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(probe, "LOCALHOST", "192.0.2.1")  # Unused address.
     assert main(["--report-dir", str(tmp_path / "report")]) == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert "need ports of the loopback interface. Received: [Errno" in message
+    assert "need ports on the loopback interface. Received: [Errno" in message
 
 
 def test_interrupted_demo_ends_quietly(monkeypatch, tmp_path, capsys):

@@ -877,11 +877,11 @@ def test_communication_summary():
         ({"min_compress_size": 0}, ValueError, "integer >= 1"),
         ({"value_dtype": "int8"}, ValueError, "must be one of .*'bfloat16'"),
         ({"regularizer": "l2"}, TypeError, r"`keras.regularizers.L2\(1e-4\)`"),
-        ({"regularizer": 0.1}, TypeError, "must be None or an object of"),
+        ({"regularizer": 0.1}, TypeError, "must be None or an instance of"),
         (
             {"regularizer": L.OrthogonalRegularizer()},
             TypeError,
-            "must be None or an object of",
+            "must be None or an instance of",
         ),
         ({"rate_in_momentum": None}, TypeError, "True or False"),
         ({"rampdown_begin_step": 1.5}, TypeError, "integer >= 0"),

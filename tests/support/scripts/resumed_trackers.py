@@ -6,11 +6,8 @@ import re
 import signal
 
 import keras
-import mlflow
 import numpy as np
 import real_workers
-import wandb
-from wandb.integration.keras import WandbMetricsLogger
 
 import tf_optimizers as tfo
 
@@ -29,11 +26,7 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-space = {
-    "mlflow": mlflow,
-    "wandb": wandb,
-    "WandbMetricsLogger": WandbMetricsLogger,
-}
+space = {"tfo": tfo}
 (code,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.S)
 exec(code, space)
 with strategy.scope():
