@@ -138,6 +138,23 @@ def test_vectors_are_not_mixed_up(ours, optimized_graphs):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
 
+class Half(Halves):
+    """Returns a number of Python's."""
+
+    def result(self):
+        return 0.5
+
+
+def test_result_of_a_metric_may_be_a_python_number(ours):
+    with ours.scope():
+        model = ReturnsVectors()
+        model.halves = Half()
+        custom_steps.compiled(model)
+    x, y = custom_steps.X, custom_steps.Y
+    history = model.fit(x, y, batch_size=3, verbose=0).history
+    assert history["halves"] == [0.5]
+
+
 def test_array_that_may_have_an_element_for_each_row_is_named(ours):
     with ours.scope():
         model = custom_steps.compiled(ReturnsArrays())

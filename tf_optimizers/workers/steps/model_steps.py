@@ -389,7 +389,7 @@ def _copy(value: Any) -> tf.Tensor:
     one operation, TensorFlow's graph optimizer (2.21) stacks the first output
     of the operation instead. A copy by `tf.identity` does not prevent this.
     """
-    return tf.ensure_shape(value, value.shape)
+    return tf.ensure_shape(value, tf.convert_to_tensor(value).shape)
 
 
 def _is_on_read(variable: Any) -> bool:
