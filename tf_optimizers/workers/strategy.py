@@ -55,7 +55,6 @@ from tf_optimizers.workers.steps.round_logs import (
 from tf_optimizers.workers.steps.run_outputs import (
     ScalarsOfRun,
     gather_any,
-    pad_rows_of_replicas,
 )
 from tf_optimizers.workers.steps.share import without_padding
 from tf_optimizers.workers.steps.step_hooks import check_made_inside
@@ -289,10 +288,8 @@ class SparseMultiWorkerMirroredStrategy(
         """Reduce every value of a nest over replicas, and along `axis`.
 
         Unlike TensorFlow's method, this method accepts the values of Keras 3:
-        nests, scalars with an axis, and batches of different sizes. The axis is
-        ignored for scalars, and for results of metrics that a model's step
-        returns. In eager mode and without an axis, all values are padded with
-        zeros to the same number of rows.
+        nests, and scalars with an axis. The axis is ignored for scalars, and
+        for results of metrics that a model's step returns.
 
         TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.
@@ -321,6 +318,4 @@ class SparseMultiWorkerMirroredStrategy(
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
             axis = None
-        elif axis is None and tf.executing_eagerly():
-            value = pad_rows_of_replicas(self, value)
         return super().reduce(reduce_op, value, axis)

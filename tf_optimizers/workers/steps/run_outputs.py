@@ -14,7 +14,6 @@ from tf_optimizers.workers.collectives.bits import (
     to_numbers,
     words_to_strings,
 )
-from tf_optimizers.workers.collectives.message import pad_rows
 from tf_optimizers.workers.steps.round_logs import Reduction
 
 
@@ -49,44 +48,6 @@ def gather_any(
     size = tf.reduce_max(longest)
     words = mapped(lambda x: strings_to_words(x, size), value)
     return words_to_strings(gather(words, axis), gather(lengths, axis))
-
-
-def pad_rows_of_replicas(strategy: Any, value: Any) -> Any:
-    """Pad the values of all replicas with zeros to the same number of rows.
-
-    Call this function in eager mode.
-    """
-    local = strategy.experimental_local_results(value)
-    if len(local) < len(strategy.extended.worker_devices) or (
-        isinstance(value, tf.Variable)
-    ):
-        # A variable, or a value on the host, has the same shape on all
-        # replicas.
-        return value
-
-    def map_local(function: Callable) -> Any:
-        """Return `function(component, replica's number)` for each replica."""
-        remaining = iter(local)
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: function(
-                next(remaining), context.replica_id_in_sync_group
-            )
-        )
-
-    replicas = strategy.num_replicas_in_sync
-    rows = map_local(
-        lambda component, replica: (
-            tf.shape(component)[0]
-            * tf.one_hot(replica, replicas, dtype=tf.int32)
-        )
-    )
-    # Our own `strategy.reduce` would call this function again.
-    most = tf.reduce_max(
-        tf.distribute.Strategy.reduce(
-            strategy, tf.distribute.ReduceOp.SUM, rows, axis=None
-        )
-    )
-    return map_local(lambda component, _: pad_rows(component, most))
 
 
 class ScalarsOfRun:
