@@ -1,7 +1,6 @@
 """LAMB: Adam with one trust ratio per variable."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -82,32 +81,6 @@ class Lamb(LayerwiseOptimizer):
         You et al., 2020, "Large Batch Optimization for Deep Learning: Training
         BERT in 76 minutes", arXiv:1904.00962, Algorithm 2.
     """
-
-    def __init__(
-        self,
-        learning_rate: Any = 1e-3,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: float | None = 0.01,
-        exclude_from_weight_decay: Sequence[str] | None = None,
-        exclude_from_layer_adaptation: Sequence[str] | None = None,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            exclude_from_weight_decay=exclude_from_weight_decay,
-            exclude_from_layer_adaptation=exclude_from_layer_adaptation,
-            lower_bound=lower_bound,
-            upper_bound=upper_bound,
-            **kwargs,
-        )
 
     def _kernel(self) -> Callable:
         return lamb_step

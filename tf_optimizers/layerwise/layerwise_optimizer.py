@@ -43,22 +43,24 @@ Row = tuple[tf.Variable, tf.Tensor, Any]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Keeps Adam's moments, and steps in proportion to each variable's norm."""
+    """Keeps Adam's moments, and steps in proportion to each variable's norm.
+
+    `Lamb` documents the arguments, and has the same defaults.
+    """
 
     exclude_from_layer_adaptation = Fixed()
 
     def __init__(
         self,
-        learning_rate: Any,
-        *,
-        beta_1: float,
-        beta_2: float,
-        epsilon: float,
-        weight_decay: float | None,
-        exclude_from_weight_decay: Sequence[str] | None,
-        exclude_from_layer_adaptation: Sequence[str] | None,
-        lower_bound: float | None,
-        upper_bound: float | None,
+        learning_rate: Any = 1e-3,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float | None = 0.01,
+        exclude_from_weight_decay: Sequence[str] | None = None,
+        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
         **kwargs: Any,
     ) -> None:
         beta_1 = check_decay_rate("beta_1", beta_1)
