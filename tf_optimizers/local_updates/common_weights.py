@@ -1,7 +1,6 @@
 """Makes weights equal on all replicas before Keras reads them."""
 
 import functools
-import itertools
 import math
 import warnings
 from typing import Any
@@ -71,61 +70,37 @@ class CommonWeights(keras.callbacks.Callback):
 class EnoughRounds(keras.callbacks.Callback):
     """Warns if a run has too few rounds to send most updates.
 
-    A round is some local steps on each replica, followed by an exchange.
+    A round is some local steps on each replica, followed by an exchange. A
+    round ends early at the end of an epoch.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Count the rounds of earlier calls of `fit`."""
-        self._updates = self._count()
-        self._rounds = self._rounds_of(self._updates)
+        """Let the next epoch check the run."""
         self._is_checked = False
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Warn if the run is known to be too short."""
+        """Warn in the first epoch, if the length of epochs is known."""
         batches = self.params.get("steps")
-        if batches is None or self._is_checked:
+        if self._is_checked or batches is None:
             return
-        each = self._optimizer.gradient_accumulation_steps or 1
-        epochs = self.params["epochs"] - epoch
-        ends = [i * batches // each for i in range(epochs + 1)]
-        coming = [b - a for a, b in itertools.pairwise(ends)]
-        self._check(self._rounds + sum(map(self._rounds_of, coming)))
-
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Count the rounds of an epoch."""
-        updates, self._updates = self._updates, self._count()
-        self._rounds += self._rounds_of(self._updates - updates)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn if a run of previously unknown length was too short."""
-        if not self._is_checked:
-            self._check(self._rounds)
-
-    @property
-    def _optimizer(self) -> Any:
-        return sparse_locos_of(self.model)[0]
-
-    def _count(self) -> int:
-        return int(tf.convert_to_tensor(self._optimizer.iterations))
-
-    def _rounds_of(self, updates: int) -> int:
-        """Return the number of rounds in an epoch of `updates` updates."""
-        return math.ceil(updates / self._optimizer.sync_every)
-
-    def _check(self, rounds: int) -> None:
         self._is_checked = True
+        optimizer = sparse_locos_of(self.model)[0]
+        before = int(tf.convert_to_tensor(optimizer.iterations))
+        epochs = self.params["epochs"] - epoch
+        each = optimizer.gradient_accumulation_steps or 1
+        per_epoch = math.ceil(batches / (each * optimizer.sync_every))
+        coming = min(epochs * batches // each, epochs * per_epoch)
+        rounds = math.ceil(before / optimizer.sync_every) + coming
         worker = replicas_of(self.model.distribute_strategy).worker
         if rounds < _FEWEST_ROUNDS and worker == 0:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with "
-                f"sync_every={self._optimizer.sync_every}. To send most "
-                "updates before the run ends, lower `sync_every` or "
-                "`sparsity`, or train for longer.",
+                f"sync_every={optimizer.sync_every}. To send most updates "
+                "before the run ends, lower `sync_every` or `sparsity`, or "
+                "train for longer.",
                 stacklevel=2,
             )
 
