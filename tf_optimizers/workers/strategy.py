@@ -21,12 +21,12 @@ from tf_optimizers.workers.agreement.cluster import (
     check_hashes,
     check_in_time,
     check_options,
-    check_versions,
     restore_sigterm,
     text_hash,
     versions,
 )
 from tf_optimizers.workers.agreement.statements import (
+    START_THE_SAME,
     check_equal,
     gather_statements,
 )
@@ -171,17 +171,17 @@ class SparseMultiWorkerMirroredStrategy(
         if self.extended.workers == 1:
             return
         statement = {
+            **versions(),
             "devices": len(self.extended.worker_devices),
             "number of strategies": self.extended.number,
-            **versions(),
         }
         subject = "the strategy"
         received = gather_statements(
             self, subject, [statement, propose_seeds(), text_hash()]
         )
         statements, proposals, hashes = zip(*received, strict=True)
-        check_versions(statements)
-        check_equal(subject, statements)
+        hint = "Install the same versions of packages on every machine. "
+        check_equal(subject, statements, hint + START_THE_SAME)
         check_hashes(hashes, self.extended.worker_index == 0)
         adopt_seeds(proposals)
         watch(self.extended)

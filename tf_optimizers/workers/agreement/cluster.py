@@ -18,7 +18,6 @@ from tf_optimizers.workers._compat.coordination import (
     has_tensorflow_started,
     joined_cluster,
 )
-from tf_optimizers.workers.agreement.statements import check_equal
 
 _JOBS = ("chief", "worker", "evaluator")
 _EXAMPLE = (
@@ -167,17 +166,6 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
     }
-
-
-def check_versions(statements: Sequence[dict[str, Any]]) -> None:
-    """Raise on every worker unless all run the same versions."""
-    names = versions()
-    check_equal(
-        "versions",
-        [{name: each.get(name) for name in names} for each in statements],
-        "Install the same versions on every machine.",
-        "All workers must have the same versions of packages.",
-    )
 
 
 def text_hash() -> int:
