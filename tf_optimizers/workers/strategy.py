@@ -44,7 +44,7 @@ from tf_optimizers.workers.data.generators import watch_generators
 from tf_optimizers.workers.data.local_rounds import with_rounds
 from tf_optimizers.workers.data.order import adopt_seeds, propose_seeds
 from tf_optimizers.workers.extended import SparseExtended
-from tf_optimizers.workers.steps.common_state import watch_state
+from tf_optimizers.workers.steps.common_state import CommonState, watch_state
 from tf_optimizers.workers.steps.metric_reads import MetricReader
 from tf_optimizers.workers.steps.model_steps import Steps
 from tf_optimizers.workers.steps.replica_state import replica
@@ -158,6 +158,7 @@ class SparseMultiWorkerMirroredStrategy(
         reduce_in_first_steps()
         watch_generators()
         watch_state()
+        self.common_state = CommonState(self)
         self._metrics = MetricReader(self)
         self._steps = Steps(self, self._metrics.watch)
         self._scalars = ScalarsOfRun(self, [], Reduction(self))

@@ -7,8 +7,6 @@ import pytest
 import state
 import tensorflow as tf
 
-from tf_optimizers.workers.steps.common_state import state_of
-
 # For steps of 0.1 and more.
 TOLERANCE = 1e-6
 
@@ -144,7 +142,7 @@ def test_replicas_that_get_the_same_keep_it(ours):
         first, second = parts(ours, variable)
         np.testing.assert_array_equal(first, second)
     assert int(model.steps.numpy()) == 6
-    assert all(state_of(ours).is_assigned(v) for v in model.averages)
+    assert all(ours.common_state.is_assigned(v) for v in model.averages)
 
 
 def test_state_without_a_mean_is_named(ours):

@@ -75,12 +75,11 @@ class AverageState(keras.callbacks.Callback):
         self._keep()
 
     def _make_common(self, subject: str) -> None:
-        state_of(self.model.distribute_strategy).make_common(
-            self.model, subject
-        )
+        strategy = self.model.distribute_strategy
+        strategy.common_state.make_common(self.model, subject)
 
     def _keep(self) -> None:
-        state_of(self.model.distribute_strategy).keep_common(self.model)
+        self.model.distribute_strategy.common_state.keep_common(self.model)
 
 
 def _make_common_to_save(model: keras.Model) -> None:
@@ -110,18 +109,12 @@ class CommonState:
     """
 
     def __init__(self, strategy: Any) -> None:
-        # A weak reference, so that a value of `_states` does not keep its key,
-        # the strategy, alive.
-        self._reference = weakref.ref(strategy)
+        self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
         # By a variable's id: the result of `_progress` when all replicas last
         # had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
-
-    @property
-    def _strategy(self) -> Any:
-        return self._reference()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the step being traced assigns a variable."""
@@ -153,7 +146,7 @@ class CommonState:
         Raises:
             RuntimeError: If only some workers call this method.
         """
-        strategy, now = self._strategy, self._progress()
+        now = self._progress()
         variables = [
             variable
             for variable in self._variables_of(model)
@@ -161,10 +154,10 @@ class CommonState:
         ]
         if not variables:
             return
-        differing = _differing(strategy, variables, subject)
+        differing = _differing(self._strategy, variables, subject)
         numbers = [v for v in differing if tf.as_dtype(v.dtype).is_floating]
-        with strategy.scope():
-            average(strategy, numbers)
+        with self._strategy.scope():
+            average(self._strategy, numbers)
         self._warn(
             [v for v in differing if not tf.as_dtype(v.dtype).is_floating]
         )
@@ -225,16 +218,6 @@ class CommonState:
             )
 
 
-_states: weakref.WeakKeyDictionary[Any, CommonState] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def state_of(strategy: Any) -> CommonState:
-    """Return the `CommonState` of a strategy."""
-    return _states.setdefault(strategy, CommonState(strategy))
-
-
 def _state_of_model(model: keras.Model) -> CommonState | None:
     """Return the `CommonState` of a model's strategy, or None.
 
@@ -243,7 +226,7 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1 or not is_ours(strategy):
         return None
-    return state_of(strategy)
+    return strategy.common_state
 
 
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
@@ -252,7 +235,8 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
     if context is None or context.num_replicas_in_sync == 1:
         return
     if is_ours(context.strategy):
-        state_of(context.strategy).note(variable, is_training=is_training)
+        state = context.strategy.common_state
+        state.note(variable, is_training=is_training)
 
 
 def _states_of_rows(model: keras.Model) -> set[int]:

@@ -18,7 +18,6 @@ from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
 )
-from tf_optimizers.workers.steps.common_state import state_of
 
 _SUBJECT = "the reading of a variable"
 _SAVING = (
@@ -113,7 +112,7 @@ class MetricReader:
             self._strategy, _SUBJECT, [statement, training], hint, rule
         )
         check_equal(_SUBJECT, [own for own, _ in received], hint, rule)
-        state = state_of(self._strategy)
+        state = self._strategy.common_state
         assigned = [weight for weight in weights if state.is_assigned(weight)]
         check_same_training(
             [training for _, training in received], weights, assigned
