@@ -272,7 +272,7 @@ def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:
     return context.merge_call(merged, args=(list(values),))
 
 
-def average(strategy: Any, variables: Sequence[Any]) -> None:
+def average_over_replicas(strategy: Any, variables: Sequence[Any]) -> None:
     """Set variables to their means over all replicas, in one exchange."""
     if strategy.num_replicas_in_sync == 1 or not variables:
         return

@@ -36,7 +36,7 @@ from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.local_steps import LocalSteps
 from tf_optimizers.local_updates.rounds import Choice, Rounds
 from tf_optimizers.local_updates.travel import Travel
-from tf_optimizers.replicas import average
+from tf_optimizers.replicas import average_over_replicas
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import note_local_steps
 
@@ -298,7 +298,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """
         sparse_loco_checks.check_between_steps()
         with strategy_of(self).scope():
-            average(strategy_of(self), statistics)
+            average_over_replicas(strategy_of(self), statistics)
             rounds = self._rounds
             self._finish_travel()
             if rounds is not None and rounds.taken:

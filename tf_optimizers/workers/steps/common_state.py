@@ -26,7 +26,7 @@ from tf_optimizers._compat.keras_internals import (
     path_of,
 )
 from tf_optimizers.replicas import (
-    average,
+    average_over_replicas,
     digests,
     local_copies,
 )
@@ -157,7 +157,7 @@ class CommonState:
         differing = _differing(self._strategy, variables, subject)
         numbers = [v for v in differing if tf.as_dtype(v.dtype).is_floating]
         with self._strategy.scope():
-            average(self._strategy, numbers)
+            average_over_replicas(self._strategy, numbers)
         self._warn(
             [v for v in differing if not tf.as_dtype(v.dtype).is_floating]
         )
