@@ -67,7 +67,7 @@ def test_stubborn_processes_are_killed_after_the_grace_period(
     assert_gone(pids)
 
 
-@pytest.mark.usefixtures("without_watchdog")
+@pytest.mark.usefixtures("without_guard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_second_signal_kills_all_at_once(start, write, tmp_path, number):
     script = write(INDEX, STUBBORN, f"time.sleep({LONG})")
@@ -169,7 +169,7 @@ def test_signal_reaches_the_workers_and_ends_all(start, write, number):
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     pids = launcher.pids(2) + launcher.children()
-    assert len(set(pids)) == 5  # Including the watchdog.
+    assert len(set(pids)) == 5  # Including the guard.
     launcher.process.send_signal(number)
     output = launcher.process.stdout.read()
     assert launcher.wait() == 128 + number
@@ -244,24 +244,24 @@ def test_unread_output_does_not_keep_workers(start, write):
     assert launcher.wait() == 143
 
 
-# On a busy machine, the watchdog starts too late; here, it never starts.
-WITHOUT_WATCHDOG = """
+# On a busy machine, the guard starts too late; here, it never starts.
+WITHOUT_GUARD = """
 import subprocess
 class Popen(subprocess.Popen):
     def __init__(self, command, **options):
-        is_watchdog = command[-1] == "watch"
-        super().__init__(["cat"] if is_watchdog else command, **options)
+        is_guard = command[-1] == "guard"
+        super().__init__(["cat"] if is_guard else command, **options)
 subprocess.Popen = Popen
 """
 
 
 @pytest.fixture
-def without_watchdog(environment, write):
-    folder = Path(write(WITHOUT_WATCHDOG, name="site/sitecustomize.py")).parent
+def without_guard(environment, write):
+    folder = Path(write(WITHOUT_GUARD, name="site/sitecustomize.py")).parent
     environment.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
-@pytest.mark.usefixtures("without_watchdog")
+@pytest.mark.usefixtures("without_guard")
 def test_failed_start_of_workers_leaves_no_process(launch, write, tmp_path):
     script = write(INDEX, STUBBORN, f"time.sleep({LONG})")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -98,7 +98,7 @@ def test_failed_worker_is_restarted_with_all_others(launch, write):
     ]
 
 
-def test_workers_restart_after_the_watchdog_was_killed(launch, write):
+def test_workers_restart_after_the_guard_was_killed(launch, write):
     script = write(
         INDEX,
         "launcher = os.getppid()\n"
@@ -107,8 +107,8 @@ def test_workers_restart_after_the_watchdog_was_killed(launch, write):
         "if os.environ['TF_OPTIMIZERS_RESTART'] == '0':\n"
         "    for pid in children:\n"
         "        with open(f'/proc/{pid}/cmdline') as file:\n"
-        "            is_watchdog = file.read().endswith('watch\\0')\n"
-        "        if is_watchdog: os.kill(int(pid), signal.SIGKILL)\n"
+        "            is_guard = file.read().endswith('guard\\0')\n"
+        "        if is_guard: os.kill(int(pid), signal.SIGKILL)\n"
         "    time.sleep(0.5)\n"
         "    sys.exit(3)\n"
         "print('restarted')\n",

@@ -154,7 +154,7 @@ def test_processes_that_stand_by_end_with_the_launcher(
     )
     launcher = start("--workers", "2", *OPTIONS, "5", "--standby", "0", script)
     pids = launcher.pids(2) + launcher.children()
-    assert len(set(pids)) == 5  # Including the watchdog.
+    assert len(set(pids)) == 5  # Including the guard.
     if number is None:
         (tmp_path / "end").touch()
     else:

@@ -1,4 +1,4 @@
-"""Runs a worker, or the watchdog over all workers, as a child of the launcher.
+"""Runs a worker, or the guard over all workers, as a child of the launcher.
 
 The launcher starts this file by its path, so that Python loads no other module
 of the package.
@@ -21,7 +21,7 @@ LIBRARIES = (
 )
 
 
-def watch() -> None:
+def guard() -> None:
     """Once the launcher is gone, kill the process groups of its workers.
 
     Stdin is a pipe, the lifeline. Every worker first writes `+pid` to the pipe,
@@ -44,9 +44,9 @@ def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
     """Run `python *command` in this process, perhaps after standing by."""
-    # Register before the user's code can start processes, so that the watchdog
+    # Register before the user's code can start processes, so that the guard
     # misses none.
-    with contextlib.suppress(BrokenPipeError):  # The watchdog was killed.
+    with contextlib.suppress(BrokenPipeError):  # The guard was killed.
         os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:
@@ -127,8 +127,8 @@ def run_script(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "watch":
-        watch()
+    if sys.argv[1] == "guard":
+        guard()
     else:
         work(
             *(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]),

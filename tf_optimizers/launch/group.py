@@ -18,7 +18,7 @@ from tf_optimizers.launch.worker import (
     BACKUP_GRACE,
     FAILURE_GRACE,
     PREEMPTED,
-    Watchdog,
+    Guard,
     Worker,
 )
 
@@ -126,7 +126,7 @@ def launch(
     with (
         Events() as events,
         closing(Output(events.wake)) as output,
-        Watchdog() as watchdog,
+        Guard() as guard,
     ):
         if place:
             output.say(place.describe(place.addresses(workers, port)))
@@ -141,7 +141,7 @@ def launch(
                 addresses = place.addresses(workers, port)
             group = []
             for index in range(workers):
-                worker = Worker(first + index, grace_period, watchdog, output)
+                worker = Worker(first + index, grace_period, guard, output)
                 stack.callback(worker.end)
                 variables = environment(addresses, first + index, workers)
                 if place and place.given and workers == 1:

@@ -24,20 +24,20 @@ BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
 KILL_TICK = 0.01
 
 
-class Watchdog:
+class Guard:
     """A process that kills all workers once the launcher is gone.
 
     `lifeline` is the write end of a pipe. The pipe closes when the launcher
-    ends, even if the launcher is killed. `child.watch` documents the lines in
+    ends, even if the launcher is killed. `child.guard` documents the lines in
     the pipe.
     """
 
-    def __enter__(self) -> "Watchdog":
-        """Start the watchdog."""
+    def __enter__(self) -> "Guard":
+        """Start the guard."""
         reader, self.lifeline = os.pipe()
         # Ctrl-C does not reach a separate session.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", CHILD, "watch"],
+            [sys.executable, "-I", "-S", CHILD, "guard"],
             stdin=reader,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,13 +47,13 @@ class Watchdog:
         return self
 
     def forget(self, group: int) -> None:
-        """Tell the watchdog that a worker's process group has ended."""
-        # If someone has killed the watchdog, the run goes on.
+        """Tell the guard that a worker's process group has ended."""
+        # If someone has killed the guard, the run goes on.
         with suppress(BrokenPipeError):
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let the watchdog kill all workers that have not ended, and exit."""
+        """Let the guard kill all workers that have not ended, and exit."""
         os.close(self.lifeline)
         self._process.wait()
 
@@ -69,7 +69,7 @@ class Worker:
         self,
         index: int,
         grace_period: float | None,
-        watchdog: Watchdog,
+        guard: Guard,
         output: Output,
     ) -> None:
         self.exit_code: int | None = None
@@ -77,7 +77,7 @@ class Worker:
         self._index = index
         self._grace_period = grace_period
         self._kill_at: float | None = None
-        self._watchdog = watchdog
+        self._guard = guard
         self._output = output
         self._forwarders: list[Forwarder] = []
 
@@ -92,7 +92,7 @@ class Worker:
         If this method fails halfway, `end` still cleans up. A standby worker
         waits for `begin`.
         """
-        lifeline = self._watchdog.lifeline
+        lifeline = self._guard.lifeline
         mode = "stand-by" if stands_by else "work"
         self._process = subprocess.Popen(
             [sys.executable, "-u", CHILD, mode, str(lifeline), *arguments],
@@ -169,7 +169,7 @@ class Worker:
             self._signal_group(signal.SIGKILL)
         if code is not None and not self._is_alive():
             self.is_gone = True
-            self._watchdog.forget(self._process.pid)
+            self._guard.forget(self._process.pid)
             for forwarder in self._forwarders:
                 forwarder.finish()
 
