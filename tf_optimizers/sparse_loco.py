@@ -382,7 +382,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             if self.sync_every > 1:
                 note_local_steps(self)
                 self._rounds = Rounds(
-                    *(self, variables, weights, self.sync_every, self.overlap)
+                    self, variables, weights, self.sync_every, self.overlap
                 )
                 if self.overlap:
                     self._travel = Travel(self, self._rounds)
@@ -397,7 +397,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """
         compressor, rounds = self._compressor, self._rounds
         gradients = compressor.prepare(
-            *(self, gradients, variables, rounds is not None)
+            self, gradients, variables, rounds is not None
         )
         means = compressor.mean_on_worker(densify(gradients, variables))
         weights, place = self._weights(variables), self._steps.tensor_scope

@@ -101,7 +101,7 @@ class Residual:
         # Change v after all reads of v, so that TensorFlow needs no copy.
         with tf.control_dependencies([selection.values]):
             self._call(
-                *(clear, *selection[:2], sent, unit), *self._masked_handles()
+                clear, *selection[:2], sent, unit, *self._masked_handles()
             )
 
     def _masked_handles(self) -> list[tf.Tensor]:

@@ -131,6 +131,8 @@ if __name__ == "__main__":
         guard()
     else:
         work(
-            *(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]),
+            int(sys.argv[2]),
+            int(sys.argv[3]),
+            sys.argv[4:],
             stands_by=sys.argv[1] == "stand-by",
         )

@@ -135,7 +135,9 @@ def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
         place = _from_tf_config(environment, machines)
         return place._replace(found="Vertex AI (TF_CONFIG)")
     text = _get(
-        *(environment, "CLUSTER_SPEC", "Vertex AI"),
+        environment,
+        "CLUSTER_SPEC",
+        "Vertex AI",
         "Vertex AI sets it, or TF_CONFIG, in jobs with more than one replica.",
     )
     place = _place_in_jobs(text, "CLUSTER_SPEC", ("workerpool0", "workerpool1"))

@@ -217,7 +217,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if resumed is not None and resumed["batch"]:
             self._batch = resumed["batch"]
             self._skip = Skip(
-                *(self.model, self._batch),
+                self.model,
+                self._batch,
                 lambda: self._restore_in_epoch(resumed),
             )
 
