@@ -3,11 +3,11 @@
 import functools
 import math
 import warnings
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat import Logs
 from tf_optimizers._compat.hooks import check_saving, insert_callback
 from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import LOCAL_STEPS, check_names
@@ -44,21 +44,19 @@ class CommonWeights(keras.callbacks.Callback):
     replicas.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Raise if a layer would make weights differ permanently."""
         check_layers(layers_of(self.model))
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Synchronize weights before other callbacks read them."""
         self._synchronize()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Synchronize weights before an evaluation, alone or in `fit`."""
         self._synchronize()
 
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_predict_begin(self, logs: Logs = None) -> None:
         """Synchronize weights before a prediction."""
         self._synchronize()
 
@@ -74,13 +72,11 @@ class EnoughRounds(keras.callbacks.Callback):
     round ends early at the end of an epoch.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Let the next epoch check the run."""
         self._is_checked = False
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Warn in the first epoch, if the length of epochs is known."""
         batches = self.params.get("steps")
         if self._is_checked or batches is None:
