@@ -140,7 +140,7 @@ class Monitor(keras.callbacks.Callback):
         # A measurement of `SparseLoCo` may end only here, with its round.
         self._end_step(logs)
 
-    def _end_step(self, logs: dict[str, Any] | None) -> None:
+    def _end_step(self, logs: Logs) -> None:
         """End a pending measurement if possible; add the figures to `logs`."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
