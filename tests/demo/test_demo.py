@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 from unittest import mock
@@ -15,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 from cases import with_long
+from progress import Progress
 from rich.console import Console
 from sklearn.datasets import load_digits
 
@@ -37,21 +37,6 @@ from tf_optimizers.demo.trainer import Trainer, WarmupThenDecay
 from tf_optimizers.demo.tuning import tune
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """Return a folder with the dataset, made without the network."""
-    folder = tmp_path_factory.mktemp("data")
-
-    def refuse(*_):
-        raise OSError("The demo's data must not need the network.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", refuse)
-        patch.setattr(socket, "getaddrinfo", refuse)
-        prepare(folder)
-    return folder
 
 
 @pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
@@ -220,20 +205,10 @@ class StubTrainer:
         return self.rate if on_test else 1 - self.rate
 
 
-class SilentProgress:
-    """Stands in for the progress bar."""
-
-    def update(self):
-        pass
-
-    def set_description_str(self, text):
-        pass
-
-
 def test_study_tunes_on_validation_and_tests_fresh_seeds(data_dir):
     plan = Plan((Budget(1024, 1),), (0.1, 0.2, 0.3), tuning_seeds=(11, 12))
     trainer = StubTrainer()
-    tuned = Study(plan, (0, 1, 2), load_splits(data_dir), SilentProgress())
+    tuned = Study(plan, (0, 1, 2), load_splits(data_dir), Progress())
     cell = tuned.cell("stub", trainer, *plan.budgets)
     assert cell["learning_rate"] == 0.1 and cell["at_edge_of_grid"]
     assert cell["test_accuracy"] == [0.1] * 3

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from launcher import assert_gone
+from progress import Progress
 
 from tf_optimizers.demo import link
 from tf_optimizers.demo.__main__ import main
@@ -37,20 +38,6 @@ from tf_optimizers.demo.link import NONE, Link
 from tf_optimizers.demo.parts import Settings
 from tf_optimizers.demo.processes import WorkersError, follow, run_workers
 from tf_optimizers.demo.sockets import sent_bytes
-
-
-class Progress:
-    """Stands in for the progress bar, and records its texts."""
-
-    def __init__(self):
-        self.shown = []
-        self.count = 0
-
-    def set_description_str(self, text):
-        self.shown.append(text)
-
-    def update(self):
-        self.count += 1
 
 
 def test_progress_follows_the_first_worker_only():
@@ -184,7 +171,7 @@ def test_plan_keeps_its_promises(plan):
     assert dgc[0] == 0.9375 and dgc[-1] == 0.0
 
 
-def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):
+def test_rates_are_validated_on_splits_of_their_own(data_dir, monkeypatch):
     """Each tuning seed trains on different images, never on the test split."""
     seen, validated = [], []
 
@@ -202,14 +189,14 @@ def test_rates_are_validated_on_splits_of_their_own(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compression_study, "Trainer", Stub)
     plan = replace(QUICK, tuning_seeds=(11, 12))
-    settings = Settings(2, 0, NONE, True, tmp_path, tmp_path)
+    settings = Settings(2, 0, NONE, True, data_dir, data_dir)
     tuned = choose_rates(plan, settings, Progress())
     assert set(tuned) == set(PAIRS)
     for ours, held_out in zip(seen, validated, strict=True):
         assert not ours & held_out
     first, second, *again = seen
     assert first != second and again == [first, second]
-    images = load_splits(tmp_path)["test"].batch(387)
+    images = load_splits(data_dir)["test"].batch(387)
     test = {image.tobytes() for image in next(iter(images))[0].numpy()}
     assert not test & set.union(*seen, *validated)
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from progress import Progress
 
 from tf_optimizers.demo.__main__ import main
-from tf_optimizers.demo.data import prepare
 from tf_optimizers.demo.link import NONE
 from tf_optimizers.demo.offload import offload_report, offload_study
 from tf_optimizers.demo.parts import Settings
@@ -14,32 +14,12 @@ from tf_optimizers.demo.parts import Settings
 PARAMETERS = 26_122
 
 
-class SilentProgress:
-    """Stands in for the progress bar."""
-
-    def reset(self, total):
-        self.left = total
-
-    def update(self):
-        self.left -= 1
-
-    def set_description_str(self, text):
-        pass
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    prepare(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def result(data_dir):
     settings = Settings(2, 0, NONE, True, data_dir, data_dir)
-    progress = SilentProgress()
+    progress = Progress()
     result = offload_study.run(settings, progress)
-    assert progress.left == 0
+    assert progress.count == progress.total
     return result
 
 
