@@ -185,62 +185,47 @@ TENSORFLOW = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_keras_optimizer_has_private_method(name):
-    assert hasattr(keras.optimizers.Optimizer, name), (
-        f"keras.optimizers.Optimizer has no {name} any more: see _compat/ "
-        "for what it was needed for."
-    )
+def is_gone(owner, name):
+    return f"{owner} has no {name}: see _compat/ for what it was needed for."
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
-def test_keras_optimizer_has_private_attribute(name):
+def make_optimizer():
     optimizer = keras.optimizers.SGD(
         use_ema=True, gradient_accumulation_steps=2
     )
     optimizer.build([keras.Variable([1.0])])
-    assert hasattr(optimizer, name), (
-        f"keras.optimizers.Optimizer has no {name} any more: see _compat/ "
-        "for what it was needed for."
-    )
+    return optimizer
+
+
+# Objects of Keras, and their private names.
+KERAS = {
+    make_optimizer: METHODS + ATTRIBUTES,
+    keras.Sequential: MODEL,
+    (lambda: keras.Variable([1.0])): VARIABLE,
+    (lambda: keras.optimizers.LossScaleOptimizer(make_optimizer())): (
+        LOSS_SCALING
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(make, name) for make, names in KERAS.items() for name in names],
+)
+def test_keras_has_private_name(make, name):
+    owner = make()
+    assert hasattr(owner, name), is_gone(type(owner).__name__, name)
 
 
 def test_checkpoints_have_variables_by_the_name_that_is_replaced():
     children = keras.optimizers.SGD(0.1)._trackable_children()
-    assert len(children[VARIABLES]) == 2, (
-        f"Checkpoints of Keras have no {VARIABLES} any more: see _compat/ "
-        "for what it was needed for."
-    )
-
-
-@pytest.mark.parametrize("name", VARIABLE)
-def test_keras_variable_has_private_attribute(name):
-    assert name in vars(keras.Variable([1.0])), (
-        f"keras.Variable has no {name} any more: see _compat/ for what it was "
-        "needed for."
-    )
+    assert len(children[VARIABLES]) == 2, is_gone("A checkpoint", VARIABLES)
 
 
 def test_keras_variable_is_still_made_by_the_method_that_is_called_again():
     variable = keras.Variable(1.0)
     variable._initialize(np.float32(2))
     assert (variable.value.numpy(), float(variable)) == (2, 2)
-
-
-@pytest.mark.parametrize("name", MODEL)
-def test_keras_model_has_private_name(name):
-    assert hasattr(keras.Sequential(), name), (
-        f"keras.Model has no {name} any more: see _compat/ for what it was "
-        "needed for."
-    )
-
-
-@pytest.mark.parametrize("name", LOSS_SCALING)
-def test_keras_loss_scaling_has_private_method(name):
-    assert hasattr(keras.optimizers.LossScaleOptimizer, name), (
-        f"keras.optimizers.LossScaleOptimizer has no {name} any more: see "
-        "_compat/ for what it was needed for."
-    )
 
 
 def test_keras_fit_still_starts_at_the_initial_epoch_of_callbacks():
@@ -336,10 +321,7 @@ def test_keras_still_calls_the_methods_that_batch_hooks_replace():
         (keras.layers.BatchNormalization.call, "self._moments("),
     ):
         source = inspect.getsource(inspect.unwrap(caller))
-        assert call in source, (
-            f"Keras's {caller.__qualname__} has no {call}...) any more: see "
-            "weight_uneven_batches for what it was needed for."
-        )
+        assert call in source, is_gone(caller.__qualname__, f"{call}...)")
     assert callable(keras_losses.apply_mask)
 
 
@@ -377,19 +359,19 @@ def test_steps_of_a_model_are_recognized(jit_compile, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["interim.maybe_merge_call", "strategy_supports_no_merge_call"]
+    "name",
+    [
+        "distribute.interim.maybe_merge_call",
+        "distribute.strategy_supports_no_merge_call",
+        "autograph.tf_convert",
+        "autograph.control_status_ctx",
+    ],
 )
 def test_tensorflow_has_private_function(name):
-    value = tf.__internal__.distribute
+    value = tf.__internal__
     for part in name.split("."):
         value = getattr(value, part, None)
-    assert callable(value), f"tf.__internal__.distribute.{name} is gone."
-
-
-@pytest.mark.parametrize("name", ["tf_convert", "control_status_ctx"])
-def test_tensorflow_converts_functions(name):
-    value = getattr(tf.__internal__.autograph, name, None)
-    assert callable(value), f"tf.__internal__.autograph.{name} is gone."
+    assert callable(value), is_gone("tf.__internal__", name)
 
 
 @pytest.mark.parametrize("xla", [True, None])
@@ -467,10 +449,7 @@ def test_tensorflow_has_private_names(owner, names):
     """Look for names in the source of classes: most are set in constructors."""
     source = inspect.getsource(owner)
     for name in names:
-        assert re.search(rf"\b{name}\b", source), (
-            f"{owner.__name__} has no {name} any more: see _compat/ for what "
-            "it was needed for."
-        )
+        assert re.search(rf"\b{name}\b", source), is_gone(owner, name)
 
 
 def test_keras_still_makes_data_sets_of_arrays_in_one_place():
@@ -485,14 +464,9 @@ def test_keras_still_makes_data_sets_of_arrays_in_one_place():
 def test_every_private_name_is_listed_here():
     """This includes names of other packages that we use, or override."""
     listed = {
-        *METHODS,
-        *ATTRIBUTES,
-        *VARIABLE,
-        *MODEL,
-        *LOSS_SCALING,
+        *itertools.chain(*KERAS.values(), *TENSORFLOW.values()),
         *("_initialize", "_moments"),
         "_tf_shuffle",  # Only Keras 3.16 and newer ask for it.
-        *itertools.chain(*TENSORFLOW.values()),
     }
     listed = {name for name in listed if name.startswith("_")}
     own, used, written = names_in(PACKAGE)
@@ -502,8 +476,8 @@ def test_every_private_name_is_listed_here():
 
 
 def test_private_names_do_not_grow_in_number():
-    lists = METHODS, ATTRIBUTES, VARIABLE, MODEL, LOSS_SCALING
-    assert sum(map(len, [*lists, *TENSORFLOW.values()])) <= 105
+    lists = *KERAS.values(), *TENSORFLOW.values()
+    assert sum(map(len, lists)) <= 105
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
