@@ -1,19 +1,14 @@
 """`import tf_optimizers` in new processes."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import pytest
 from programs import groups
-from real_workers import environment, python_path
+from real_workers import PACKAGE, environment, output_of, python_path
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.patches import PATCHES, WITHOUT_XLA
-
-PACKAGE = pathlib.Path(tfo.__file__).parent.parent
 
 BEFORE_KERAS = """
 import sys
@@ -107,17 +102,10 @@ def model_file(tmp_path_factory):
 
 
 def run(program, model_file):
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(model_file)],
-        env=os.environ | {"PYTHONPATH": python_path(PACKAGE)},
-        cwd=model_file.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    environment = os.environ | {"PYTHONPATH": python_path(PACKAGE)}
+    return output_of(
+        program, model_file, env=environment, cwd=model_file.parent
+    ).splitlines()
 
 
 @pytest.mark.long

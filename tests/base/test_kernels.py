@@ -1,14 +1,12 @@
 """Kernels outlive optimizers, but not their context; tapes ignore them."""
 
 import functools
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from real_workers import output_of
 
 import tf_optimizers as tfo
 from tf_optimizers import kernels
@@ -45,15 +43,8 @@ for _ in range(2):
 @pytest.mark.long
 def test_steps_continue_after_tensorflow_is_reset():
     """Keras's own tests of strategies reset TensorFlow before each test."""
-    done = subprocess.run(
-        [sys.executable, "-c", RESET],
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()[:4], done.stdout.splitlines()[4:]
+    lines = output_of(RESET).splitlines()
+    first, second = lines[:4], lines[4:]
     assert first == second
     assert len(set(first)) == 4
 

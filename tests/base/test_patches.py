@@ -2,12 +2,10 @@
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import cases
 import pytest
-from real_workers import quick_python
+from real_workers import output_of
 
 from tf_optimizers._compat import patches
 from tf_optimizers._compat.patches import PATCHES
@@ -59,14 +57,7 @@ def test_nothing_else_is_replaced():
 @pytest.mark.parametrize("which", cases.with_long(["all", "each"], ["each"]))
 def test_one_replica_does_without_them(which):
     """Delete all or each of them: only features that need a name may raise."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, which, *sorted({*NAMES} - NEEDED)],
-        env=quick_python(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(WITHOUT, which, *sorted({*NAMES} - NEEDED))
 
 
 WITHOUT = """

@@ -4,12 +4,10 @@ import ast
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
-from real_workers import quick_python
+from real_workers import output_of
 from test_pages import PAGES as OPTIMIZERS
 
 import tf_optimizers as tfo
@@ -133,10 +131,4 @@ def test_code_of_the_pages_runs(tmp_path):
     ]
     assert {page for page, _ in blocks} == set(PAGES)
     script = "\n".join(f"exec({code!r}, {{}})" for _, code in blocks)
-    subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=quick_python(),
-        check=True,
-        timeout=300,
-    )
+    output_of(script, cwd=tmp_path)

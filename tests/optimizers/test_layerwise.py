@@ -1,15 +1,13 @@
 """The pure functions of Lamb and LANS, without an optimizer."""
 
 import math
-import pathlib
-import subprocess
-import sys
 
 import cases
 import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from real_workers import PACKAGE, output_of
 
 import tf_optimizers as tfo
 from tf_optimizers.kernels import betas, bias_correction
@@ -112,15 +110,8 @@ for optimizer in (tfo.Lamb(), tfo.LANS(weight_decay=0.01)):
 
 @pytest.mark.long
 def test_step_keeps_nothing_of_the_size_of_the_variable():
-    done = subprocess.run(
-        [sys.executable, "-c", TEMPORARY_MEMORY],
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    sizes = list(map(int, done.stdout.split()))
+    output = output_of(TEMPORARY_MEMORY, cwd=PACKAGE)
+    sizes = list(map(int, output.split()))
     assert len(sizes) == 2
     assert max(sizes) < 2**24
 

@@ -121,6 +121,18 @@ def quick_python():
     return os.environ | {"PYTHONPATH": python_path(PACKAGE, SUPPORT)}
 
 
+def output_of(code, *arguments, **options):
+    """Run code in a new process, which must succeed; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        **{"env": quick_python(), "capture_output": True} | options,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"[-5000:]
+    return done.stdout
+
+
 def report(result):
     """Write a worker's result for the test."""
     place = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
