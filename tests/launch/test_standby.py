@@ -31,10 +31,12 @@ if "stand-by" in sys.orig_argv:
     os.close(os.open(f"standby-{{os.getpid()}}", os.O_CREAT))
 """
 # The first workers fail when as many processes stand by as there are workers.
+STANDBYS = """
+def standbys():
+    return [name for name in os.listdir() if name.startswith("standby")]
+"""
 FAILS_ONCE = (
-    INDEX,
-    "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
-    "def standbys(): return [n for n in os.listdir() if n[:7] == 'standby']\n"
+    *(INDEX, STANDBYS),
     "if restart == 0:\n"
     "    while len(standbys()) < 2: time.sleep(0.01)\n"
     "    if index == 1: sys.exit(3)\n"
@@ -82,10 +84,8 @@ def test_every_restart_has_its_own_and_the_last_attempt_none(
     launch, write, tmp_path
 ):
     script = write(
-        INDEX,
-        "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
-        "while len([n for n in os.listdir() if n[:7] == 'standby'])\\\n"
-        "    < min(2, restart + 1): time.sleep(0.01)\n",
+        *(INDEX, STANDBYS),
+        "while len(standbys()) < min(2, restart + 1): time.sleep(0.01)\n",
         SAYS,
         "time.sleep(0.5)\n"  # Time for one process too many.
         "sys.exit(3)\n",
@@ -124,10 +124,8 @@ def test_process_without_usable_libraries_starts_afresh(
 
 def test_killed_process_is_replaced(launch, write, tmp_path):
     script = write(
-        INDEX,
-        "restart = int(os.environ['TF_OPTIMIZERS_RESTART'])\n"
-        "def standbys(): return [n for n in os.listdir() if n[:7] == 'standby']"
-        "\nif restart == 0:\n"
+        *(INDEX, STANDBYS),
+        "if restart == 0:\n"
         "    while not standbys(): time.sleep(0.01)\n"
         "    os.kill(int(standbys()[0].split('-')[1]), signal.SIGKILL)\n"
         "    time.sleep(0.2)\n"
@@ -146,9 +144,8 @@ def test_processes_that_stand_by_end_with_the_launcher(
     start, write, tmp_path, number
 ):
     script = write(
-        INDEX,
-        "while len([n for n in os.listdir() if n[:7] == 'standby']) < 2:\n"
-        "    time.sleep(0.01)\n"
+        *(INDEX, STANDBYS),
+        "while len(standbys()) < 2: time.sleep(0.01)\n"
         "print('ready', os.getpid(), flush=True)\n"
         "while not os.path.exists('end'): time.sleep(0.01)\n",
     )

@@ -10,40 +10,10 @@ from tf_optimizers.launch import group
 
 
 @pytest.mark.long
-def test_workers_form_a_strategy_of_logical_cpus_and_reduce(
-    launch, write, environment
-):
-    # Otherwise workers would wait for a proxy that cannot reach them.
-    environment.setenv("http_proxy", "http://127.0.0.1:9")
-    script = write(
-        INDEX,
-        "import tensorflow as tf\n"
-        "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
-        "@tf.function\n"
-        "def total():\n"
-        "    value = tf.constant([1.0, 10.0]) * (index + 1)\n"
-        "    context = tf.distribute.get_replica_context()\n"
-        "    return context.all_reduce('sum', value)\n"
-        "result = strategy.run(total).numpy().tolist()\n"
-        "print('workers', strategy.num_replicas_in_sync, result)\n"
-        "cpus = tf.config.list_logical_devices('CPU')\n"
-        "print('places', *(cpu.name.split('/')[-1] for cpu in cpus\n"
-        "    if f'task:{index}/' in cpu.name))\n",
-    )
-    run = launch("--workers", "2", "--devices-per-worker", "2", script)
-    assert run.returncode == 0, run.stderr.decode(errors="replace")
-    for index in range(2):
-        lines = lines_of(run.stdout, index)
-        # TensorFlow's strategy takes the first device of each.
-        assert b"workers 2 [3.0, 30.0]" in lines
-        assert b"places device:CPU:0 device:CPU:1" in lines
-
-
-@pytest.mark.long
 def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
     script = write(
         INDEX,
-        "import socket, tensorflow as tf\n"
+        "import socket, tf_optimizers\n"
         "port = cluster['cluster']['worker'][index].split(':')[1]\n"
         "if index:\n"
         "    taker = socket.socket()\n"
@@ -51,7 +21,7 @@ def test_port_taken_by_force_is_an_error_of_that_worker(launch, write):
         "    taker.bind(('', int(port)))\n"
         "    taker.listen()\n"
         "    print(port, flush=True)\n"
-        "tf.distribute.MultiWorkerMirroredStrategy()\n",
+        "tf_optimizers.SparseMultiWorkerMirroredStrategy()\n",
     )
     run = launch("--workers", "2", "--grace-period", "0", script)
     assert run.returncode == 1
@@ -143,6 +113,8 @@ finally:
 
 def test_workers_and_their_children_end_on_request(launch, write, environment):
     """TensorFlow's server handles SIGTERM, and forks inherit the handler."""
+    # Otherwise workers would wait for a proxy that cannot reach them.
+    environment.setenv("http_proxy", "http://127.0.0.1:9")
     environment.setenv("PYTHONPATH", quick_python()["PYTHONPATH"])
     began = time.monotonic()
     run = launch(

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -155,25 +154,3 @@ def test_worker_that_dies_before_its_entries_leave_is_an_error(tmp_path):
     assert codes[1] == -signal.SIGKILL
     assert codes[0] not in (0, -signal.SIGKILL), outputs[0]
     assert "trained to the end" not in outputs[0]
-
-
-@pytest.mark.long
-def test_taken_port_is_an_error(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        addresses = [f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"]
-        config = {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": 0},
-        }
-        result = subprocess.run(
-            [sys.executable, PROGRAM, "port"],
-            env=real_workers.environment(tmp_path)
-            | {"TF_CONFIG": json.dumps(config)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert result.returncode != 0
-    assert "Could not start gRPC server" in result.stderr
