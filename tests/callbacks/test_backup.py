@@ -191,47 +191,6 @@ def test_loss_of_the_model_is_resumed_within_an_epoch(
     assert_equal(resumed.get_weights(), model.get_weights())
 
 
-class Pair(keras.Model):
-    """Two compiled parts, each trained by its own optimizer, as in a GAN."""
-
-    def __init__(self):
-        super().__init__()
-        self.pair = [make_model(keras.optimizers.Adam) for _ in range(2)]
-
-    def call(self, x):
-        return self.pair[1](self.pair[0](x))
-
-    def train_step(self, data):
-        x, y = data
-        for part in self.pair:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            variables = part.trainable_variables
-            gradients = tape.gradient(loss, [v.value for v in variables])
-            part.optimizer.apply(gradients, variables)
-        return {"loss": loss}
-
-
-def make_pair():
-    keras.utils.set_random_seed(1)
-    model = Pair()
-    model(X)
-    model.compile()
-    return model
-
-
-@pytest.mark.long
-def test_optimizers_of_compiled_parts_are_resumed(tmp_path):
-    model = make_pair()
-    fit(model, tmp_path)
-    interrupt(make_pair(), tmp_path, 7)
-    resumed = make_pair()
-    assert epochs_of(fit(resumed, tmp_path)) == [1, 2]
-    assert_equal(resumed.get_weights(), model.get_weights())
-    counts = [part.optimizer.iterations.numpy() for part in resumed.pair]
-    assert counts == [18, 18]
-
-
 def test_optimizers_that_are_not_built_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"Received: `optimizers\['own'\]` of"):
         fit(make_own(build=False), tmp_path)
@@ -456,6 +415,7 @@ def test_kept_backups_are_resumed_from(tmp_path):
     with pytest.warns(UserWarning, match="epochs=3, and .* after epoch 3"):
         assert fit(model, tmp_path) == []
     assert_equal(model.get_weights(), before)
+    assert not tmp_path.exists()
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -466,15 +426,6 @@ def test_backup_of_more_epochs_is_kept(tmp_path, epochs):
     with pytest.warns(UserWarning, match=f"epochs={epochs}, and a backup"):
         assert fit(model, tmp_path, epochs=epochs) == []
     assert epochs_of(fit(model, tmp_path)) == [2]
-    assert not tmp_path.exists()
-
-
-def test_restart_ends_a_finished_run(tmp_path):
-    """It was killed between its last backup and the deletion of backups."""
-    model = make_small(tmp_path, 0)
-    fit(model, tmp_path, delete_checkpoint=False)
-    with pytest.warns(UserWarning, match="epochs=3, and a backup after epoch"):
-        assert fit(model, tmp_path) == []
     assert not tmp_path.exists()
 
 
