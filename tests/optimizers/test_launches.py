@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from local import assert_copies_agree
 
 import tf_optimizers as tfo
 from tf_optimizers.layerwise import layerwise_optimizer
@@ -134,14 +135,9 @@ def test_replicas_step_in_few_launches(make, mirrored, monkeypatch):
         for i in range(2):
             gradients = make_gradients(variables, i)
             step(gradients)
-        copies = [
-            mirrored.experimental_local_results(variable.value)
-            for variable in variables
-        ]
-        for first, second in copies:
-            np.testing.assert_array_equal(first, second)
+        assert_copies_agree(mirrored, variables)
         graphs.append(step.get_concrete_function(gradients).graph)
-        return before, [copy for copy, _ in copies]
+        return before, variables
 
     assert_launches_do_not_matter(monkeypatch, train)
     assert list(map(launched, graphs)) == [2 * 6, 2 * (2 + 2)]

@@ -1,9 +1,8 @@
 """SparseLoCo with several local steps per exchange."""
 
-import itertools
+import contextlib
 import warnings
 
-import cases
 import dgc
 import keras
 import numpy as np
@@ -11,19 +10,20 @@ import pytest
 import reference
 import tensorflow as tf
 from cases import error, with_long
-from dgc import SHAPES, around, start
+from dgc import around, start
+from local import copies
 from test_sparse_loco import (
     INNER,
     NONE,
     RATE,
     SETTINGS,
-    copies,
     gradients_of,
     movement,
     train,
 )
 
 import tf_optimizers as tfo
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import current_round
 
 EVERY = 4
@@ -141,11 +141,8 @@ def test_all_is_sent_before_the_first_traced_step(mirrored):
 
     def parts(run):
         variables = [*run.variables, *run.optimizer.variables]
-        return [
-            part
-            for variable in variables
-            for part in mirrored.experimental_local_results(variable.value)
-        ]
+        local = mirrored.experimental_local_results
+        return [part for v in variables for part in local(v.value)]
 
     settings = {"sync_every": EVERY, "sparsity": (0.9,)}
     source = train(mirrored, around(INNER["SGD"]), EVERY + 2, **settings)
@@ -172,24 +169,6 @@ def test_one_replica_makes_local_steps(mirrored):
     assert max(np.abs(v).max() for v in rounds.run.memory("residual")) > 1e-4
 
 
-@pytest.mark.long  # Tests that compare with a reference are faster.
-@pytest.mark.parametrize("name", ["Adafactor", "Nadam", "tfo.LANS"])
-def test_any_optimizer_makes_local_steps(mirrored, name):
-    run = train(
-        mirrored, around(INNER[name]), steps=5, sparsity=(0.5,), sync_every=2
-    )
-    for variable in run.variables:
-        first, second = copies(mirrored, variable)
-        assert not np.array_equal(first, second)
-    run.optimizer.synchronize()
-    for variable, before in zip(run.variables, start().values(), strict=True):
-        first, second = copies(mirrored, variable)
-        np.testing.assert_array_equal(first, second)
-        assert np.abs(first - before).max() > 1e-5
-    assert run.optimizer.iterations.numpy() == 5
-    assert run.optimizer.inner_optimizer.iterations.numpy() == 5
-
-
 @pytest.mark.parametrize("early", with_long([6, 7], [6]))
 def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
     """The last stage takes effect at a synchronization; then, all is dense."""
@@ -211,39 +190,28 @@ def test_all_is_sent_on_the_way_back_whenever_rounds_end(mirrored, early):
     assert waiting[early + EVERY - 1 :] == [0.0] * (13 - early - EVERY)
 
 
-@pytest.mark.long  # Traced steps of different layers are tested below.
-def test_a_variable_without_a_gradient_may_have_one_later(mirrored):
-    """It has its own rounds, as if two losses took turns."""
-    names = list(SHAPES)
-    run = dgc.Run(
-        *(mirrored, start(), RATE, around(INNER["Adam"])), sync_every=2
-    )
-    for step in range(6):
-        chosen = run.variables[step // 2 % 2 :: 2]
-        ones = [tf.ones(v.shape) for v in chosen]
-        mirrored.run(run.optimizer.apply, (ones, chosen))
-        if step == 1:
-            moved = [np.abs(m).max() > 0 for m in movement(run.weights())]
-            assert moved == [True, False, True], names
-    assert all(np.abs(m).max() > 0 for m in movement(run.weights()))
-    for variable in run.variables:
-        np.testing.assert_array_equal(*copies(mirrored, variable))
-
-
-def test_embedding_touched_by_one_replica_moves_by_half(mirrored):
+def check_that_an_embedding_moves_by_half(strategy, steps, **kwargs):
+    """Check rows that one replica touches, at the end of a round."""
     values = {"table": np.ones((50, 4), "float32")}
-    run = dgc.Run(mirrored, values, 0.5, around(INNER["SGD"]), sync_every=2)
+    inner = around(INNER["SGD"])
+    run = dgc.Run(strategy, values, 0.5, inner, sync_every=2, **kwargs)
     table = run.variables[0]
     slices = [
         tf.IndexedSlices(tf.ones([2, 4]), tf.constant(rows), [50, 4])
         for rows in ([3, 3], [7, 9])
     ]
-    for _ in range(2):
-        dgc.apply_own(mirrored, run.optimizer, table, slices)
+    for _ in range(steps):
+        dgc.apply_own(strategy, run.optimizer, table, slices)
+    assert run.optimizer.is_synchronized == (steps % 2 == 0)
+    run.optimizer.synchronize()
     expected = np.ones((50, 4))
-    # A worker's gradient is twice its share; two steps are averaged.
-    expected[[3, 7, 9]] -= 0.5 * np.array([[4], [2], [2]])
+    # A worker's gradient is twice its share; two replicas are averaged.
+    expected[[3, 7, 9]] -= 0.5 * steps / 2 * np.array([[4], [2], [2]])
     np.testing.assert_array_equal(table.numpy(), expected)
+
+
+def test_embedding_touched_by_one_replica_moves_by_half(mirrored):
+    check_that_an_embedding_moves_by_half(mirrored, steps=2)
 
 
 def test_constraint_holds_for_local_and_common_weights(mirrored):
@@ -326,22 +294,10 @@ def test_movements_of_another_step_are_exchanged(mirrored):
     """The end of the round is traced without it."""
     model = make_model(mirrored)
     first, last = model.layers
-    with mirrored.scope():
-        model.optimizer.build(model.trainable_variables)
-    signs = tf.constant([1.0, -0.5])
-
-    def step_of(layer):
-        variables = layer.trainable_variables
-
-        def replica():
-            context = tf.distribute.get_replica_context()
-            sign = signs[context.replica_id_in_sync_group]
-            gradients = [tf.fill(v.shape, sign) for v in variables]
-            model.optimizer.apply(gradients, variables)
-
-        return tf.function(lambda: mirrored.run(replica))
-
-    steps = [step_of(first), step_of(last)]
+    steps = [
+        tf.function(step_of(model, layer.trainable_variables))
+        for layer in (first, last)
+    ]
     first.trainable = False  # Trace the last layer's step first.
     for step in [steps[1]] * EVERY + steps * (EVERY // 2):
         step()
@@ -461,20 +417,13 @@ class Look(keras.callbacks.Callback):
         self.note("train")
 
 
-@pytest.mark.parametrize("wrap", with_long([False, True], [True]))
-def test_fit_reads_common_weights_everywhere(mirrored, wrap):
+def test_fit_reads_common_weights_everywhere(mirrored):
     model, look = make_model(mirrored, batch_norm=True), Look()
-    if wrap:
-        with mirrored.scope():
-            scaled = keras.optimizers.LossScaleOptimizer(model.optimizer)
-            model.compile(scaled, "mse")
-    # TensorFlow (2.21) sometimes crashes when Keras drops the iterator of a
-    # validation, so only some cases have a validation.
-    fit(model, look, validation_data=None if wrap else (X, Y))
+    fit(model, look, validation_data=(X, Y))
     # A validation ends the round of the epoch's last two steps.
-    assert look.seen.pop("test", None) == (None if wrap else [True] * 2)
     assert look.seen == {
         "step": [False] * 12,
+        "test": [True] * 2,
         "epoch": [True] * 2,
         "train": [True],
     }
@@ -508,20 +457,23 @@ def test_statistics_are_the_mean_over_replicas(mirrored):
             np.testing.assert_allclose(part, np.mean(parts, 0), rtol=1e-6)
 
 
-def step_alone(model):
-    """Step with different gradients per replica, without Keras."""
-    strategy, variables = model.distribute_strategy, model.trainable_variables
-    signs = tf.constant([1.0, -0.5])
+def step_of(model, variables=None):
+    """Return a step with different gradients per replica, without Keras."""
+    strategy = model.distribute_strategy
+    variables = variables or model.trainable_variables
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
 
     def replica():
-        context = tf.distribute.get_replica_context()
-        sign = signs[context.replica_id_in_sync_group]
+        sign = 1.0 - 1.5 * replicas_of().rank
         gradients = [tf.fill(v.shape, sign) for v in variables]
         model.optimizer.apply(gradients, variables)
 
-    with strategy.scope():
-        model.optimizer.build(variables)
-    strategy.run(replica)
+    return lambda: strategy.run(replica)
+
+
+def step_alone(model):
+    step_of(model)()
 
 
 # A validation calls `evaluate`.
@@ -603,14 +555,13 @@ def test_optimizer_that_is_wrapped_synchronizes_too(mirrored):
     assert inner.is_synchronized
 
 
-ENDS = list(
-    itertools.product(
-        ["a.keras", "a.weights.h5"], ["synchronize", "finalize_variable_values"]
-    )
-)
+ENDS = [
+    ("a.weights.h5", "finalize_variable_values"),
+    ("a.keras", "synchronize"),
+]
 
 
-@pytest.mark.parametrize(("name", "end"), with_long(ENDS, ENDS[:3]))
+@pytest.mark.parametrize(("name", "end"), with_long(ENDS, ENDS[1:]))
 def test_local_weights_are_not_saved(mirrored, tmp_path, end, name):
     """An existing file is kept."""
     model = make_model(mirrored)
@@ -652,82 +603,75 @@ def test_local_weights_are_rejected_by_the_optimizer(mirrored, tmp_path):
         keras.saving.save_model(model, tmp_path / "a.keras")
 
 
-@pytest.mark.long  # test_fit.py tests modes; above are eager and traced rounds.
-@pytest.mark.parametrize(
-    "kwargs",
-    [{"run_eagerly": True}, {"steps_per_execution": 3}],
-    ids=lambda kwargs: next(iter(kwargs)),
-)
-def test_modes_of_fit_agree(mirrored, kwargs):
-    # Keras has no other modes under this strategy.
-    strategy = NONE if "steps_per_execution" in kwargs else mirrored
-
-    def trained(**kwargs):
-        model = make_model(strategy)
-        with strategy.scope():
-            model.compile(model.optimizer, "mse", **kwargs)
-        fit(model)
-        return model.get_weights()
-
-    expected = trained()
-    assert error(trained(**kwargs), expected) < 1e-5
-    before = make_model(strategy).get_weights()
-    assert error(before, expected) > 1e-2
-
-
-def test_accumulated_gradients_make_one_local_step(mirrored):
-    once = train(mirrored, around(INNER["Adam"]), steps=0, sync_every=2)
-    twice = train(
-        *(mirrored, around(INNER["Adam"])),
-        steps=0,
-        sync_every=2,
-        gradient_accumulation_steps=2,
+def check_that_accumulated_gradients_make_one_step(strategy, **kwargs):
+    """Compare training by pairs of gradients with training by their means."""
+    once, twice = (
+        train(
+            *(strategy, around(INNER["Adam"])),
+            steps=0,
+            sync_every=2,
+            **kwargs | more,
+        )
+        for more in ({}, {"gradient_accumulation_steps": 2})
     )
-    for step in range(6):
+    for step in range(7):
         pair = [gradients_of(2 * step + i, 2) for i in range(2)]
         for gradients in pair:
             left = current_round([twice.optimizer])
             twice.step(gradients)
+        assert (left.ends, left.batches) == (step % 2 == 1, 4)
         once.step(
             [
                 [(a + b) / 2 for a, b in zip(*own, strict=True)]
                 for own in zip(*pair, strict=True)
             ]
         )
-        assert twice.optimizer.is_synchronized == (step % 2 == 1)
-        assert (left.ends, left.batches) == (step % 2 == 1, 4)
+        assert error(twice.weights(), once.weights()) < 1e-6
+    for run in (once, twice):
+        assert not run.optimizer.is_synchronized
+        run.optimizer.synchronize()
     assert error(twice.weights(), once.weights()) < 1e-6
 
 
+def test_accumulated_gradients_make_one_local_step(mirrored):
+    check_that_accumulated_gradients_make_one_step(mirrored)
+
+
+def check_that_an_overflow_is_no_step(strategy, **kwargs):
+    """Compare training in which one replica overflows twice with another."""
+    weights = []
+    for overflows in ((2, 4), ()):
+        run = dgc.Run(
+            *(strategy, start(), 1.0, around(INNER["SGD"])),
+            sparsity=(0.9,),
+            sync_every=3,
+            **kwargs,
+        )
+        inner = run.optimizer
+        with strategy.scope():
+            run.optimizer = keras.optimizers.LossScaleOptimizer(
+                inner, initial_scale=4.0
+            )
+            run.optimizer.build(run.variables)
+        scale = 4.0
+        for step in range(7):
+            gradients = gradients_of(step, 2)
+            if step in overflows:
+                bad = [[np.full_like(g, np.inf) for g in gradients[1]]]
+                run.step([gradients[0], *bad])
+                scale /= 2
+            # A power of two changes no bit of the quotient.
+            scaled = [[scale * g for g in own] for own in gradients]
+            run.step(scaled)
+        assert inner.iterations.numpy() == 7
+        assert not inner.is_synchronized
+        inner.synchronize()
+        weights.append(run.weights())
+    np.testing.assert_equal(*weights)
+
+
 def test_overflow_on_one_replica_is_no_local_step(mirrored):
-    run = dgc.Run(mirrored, start(), RATE, around(INNER["SGD"]), sync_every=2)
-    inner = run.optimizer
-    with mirrored.scope():
-        run.optimizer = keras.optimizers.LossScaleOptimizer(inner)
-        run.optimizer.build(run.variables)
-    gradients = gradients_of(0, 2)
-    run.step(gradients)
-    assert not inner.is_synchronized
-    before = [copies(mirrored, v) for v in run.variables]
-    gradients[1][0] = np.full_like(gradients[1][0], np.inf)
-    run.step(gradients)
-    assert not inner.is_synchronized
-    np.testing.assert_equal(
-        [copies(mirrored, v) for v in run.variables], before
-    )
-    run.step(gradients_of(1, 2))
-    assert inner.is_synchronized
-
-
-@pytest.mark.long
-def test_monitor_measures_rounds(mirrored):
-    model = make_model(mirrored, sparsity=(0.8,))
-    monitor = tfo.callbacks.CompressionMonitor(every=5)
-    history = fit(model, monitor, epochs=4).history
-    assert history["sparsity"][-1] == 0.8
-    assert history["residual_norm"][-1] > 1e-3
-    # Steps; a round has four.
-    assert 0.5 * EVERY < history["residual_age"][-1] < 20 * EVERY
+    check_that_an_overflow_is_no_step(mirrored)
 
 
 @pytest.mark.long
@@ -747,6 +691,17 @@ def test_monitor_measures_rounds_that_end_with_an_epoch(mirrored):
     assert history["residual_age"] == [expected]
 
 
+@contextlib.contextmanager
+def short_runs():
+    """Collect the warnings of runs with few synchronizations."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    messages = [str(warning.message) for warning in caught]
+    found += [message for message in messages if "A run of" in message]
+
+
 RUNS = [(49, 98, True), (50, None, True), (49, None, False)]
 
 
@@ -759,10 +714,8 @@ def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     if not known:
         data = data.filter(lambda x, y: True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with short_runs() as found:
         model.fit(data, epochs=epochs, verbose=0)
-    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
     assert len(found) == (rounds is not None)
     assert all(f"Received: {rounds}, with sync_every=4" in m for m in found)
     # A step that only detects the end of the data does not count.
@@ -772,10 +725,8 @@ def test_run_of_few_synchronizations_is_warned_of(epochs, rounds, known):
 @pytest.mark.parametrize("batch_size", [6, 1])
 def test_short_run_of_single_steps_is_warned_of(batch_size):
     model = make_model(NONE, sync_every=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with short_runs() as found:
         model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0)
-    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
     steps = 3 * len(X) // batch_size
     expected = [f"Received: {steps}, with sync_every=1"] if steps < 100 else []
     assert len(found) == len(expected)
@@ -785,12 +736,10 @@ def test_short_run_of_single_steps_is_warned_of(batch_size):
 def test_short_run_is_counted_over_its_calls_of_fit():
     """Each call has four updates in two epochs."""
     model = make_model(NONE, sync_every=1, gradient_accumulation_steps=16)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with short_runs() as found:
         for epoch in (0, 8):
             span = {"initial_epoch": epoch, "epochs": epoch + 8}
             model.fit(X[:8], Y[:8], batch_size=1, verbose=0, **span)
-    found = [str(w.message) for w in caught if "A run of" in str(w.message)]
     assert len(found) == 2
     assert "Received: 4, with" in found[0]
     assert "Received: 8, with" in found[1]
@@ -863,10 +812,3 @@ def test_recommended_rounds_may_be_overridden():
     for value, kind in ((0, ValueError), (2.5, TypeError)):
         with pytest.raises(kind, match="`sync_every` must be an integer >= 1"):
             tfo.SparseLoCo.for_steps(600, INNER["SGD"](), sync_every=value)
-
-
-def test_config_keeps_the_rounds():
-    optimizer = tfo.SparseLoCo(INNER["SGD"](), sync_every=7)
-    config = keras.optimizers.serialize(optimizer)
-    assert keras.optimizers.deserialize(config).sync_every == 7
-    assert cases.as_numpy(optimizer.iterations) == 0

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import with_long
+from local import copies
 
 import tf_optimizers as tfo
 
@@ -38,10 +39,7 @@ def values(strategy, model):
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    return [
-        [np.array(v) for v in strategy.experimental_local_results(each.value)]
-        for each in [*model.weights, *optimizer.variables]
-    ]
+    return [copies(strategy, v) for v in [*model.weights, *optimizer.variables]]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,8 @@ def test_optimizer_made_outside_trains_as_if_made_inside(mirrored, name):
     for model in (inside, outside):
         model.fit(X, Y, batch_size=4, epochs=3, verbose=0, shuffle=False)
     expected, trained = values(mirrored, inside), values(mirrored, outside)
-    for copies, same in zip(expected, trained, strict=True):
-        np.testing.assert_array_equal(same, copies)
+    for found, wanted in zip(trained, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["dgc_momentum", "adam_offload"])
@@ -98,5 +96,4 @@ def test_rate_and_count_that_were_set_before_are_kept(mirrored):
     with mirrored.scope():
         optimizer.build(model.trainable_variables)
     for variable, value in ((count, 7), (optimizer.learning_rate, 0.25)):
-        copies = mirrored.experimental_local_results(variable.value)
-        assert [copy.numpy() for copy in copies] == [value, value]
+        assert copies(mirrored, variable) == [value, value]

@@ -12,15 +12,26 @@ import pytest
 import tensorflow as tf
 from cases import error, needs_groups, with_long
 from dgc import around
-from test_local_steps import Look, Rounds, X, Y, copies, fit, make_model
-from test_sparse_loco import INNER, SETTINGS, gradients_of, train
+from local import copies
+from test_local_steps import (
+    Look,
+    Rounds,
+    X,
+    Y,
+    check_that_accumulated_gradients_make_one_step,
+    check_that_an_embedding_moves_by_half,
+    check_that_an_overflow_is_no_step,
+    fit,
+    make_model,
+    step_of,
+)
+from test_sparse_loco import SETTINGS, gradients_of
 
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.wrapped import current_round
 
 EVERY = 3
 
@@ -155,23 +166,9 @@ def test_error_on_the_way_is_raised_later(ours, wait):
             run.step(gradients_of(step, 2))
 
 
-def step_of(model):
-    """Return a step with different gradients per replica, without Keras."""
-    strategy, variables = model.distribute_strategy, model.trainable_variables
-    with strategy.scope():
-        model.optimizer.build(variables)
-
-    def replica():
-        rank = replicas_of().rank
-        gradients = [tf.fill(v.shape, 1.0 - 1.5 * rank) for v in variables]
-        model.optimizer.apply(gradients, variables)
-
-    return tf.function(lambda: strategy.run(replica))
-
-
 def test_entries_on_their_way_do_not_change_a_loaded_state(ours, tmp_path):
     model = make_model(ours, overlap=True, sync_every=EVERY)
-    step, state = step_of(model), State(model)
+    step, state = tf.function(step_of(model)), State(model)
     step()
     model.optimizer.synchronize()
     file = tmp_path / "a.weights.h5"
@@ -301,61 +298,14 @@ def test_frozen_variables_stay(ours):
 
 @pytest.mark.long
 def test_accumulated_gradients_make_one_local_step(ours):
-    runs = [
-        train(
-            *(ours, around(INNER["Adam"])),
-            steps=0,
-            sync_every=2,
-            overlap=True,
-            sparsity=(0.5,),
-            **kwargs,
-        )
-        for kwargs in ({}, {"gradient_accumulation_steps": 2})
-    ]
-    once, twice = runs
-    for step in range(7):
-        pair = [gradients_of(2 * step + i, 2) for i in range(2)]
-        for gradients in pair:
-            left = current_round([twice.optimizer])
-            twice.step(gradients)
-        assert (left.ends, left.batches) == (step % 2 == 1, 4)
-        once.step(
-            [
-                [(a + b) / 2 for a, b in zip(*own, strict=True)]
-                for own in zip(*pair, strict=True)
-            ]
-        )
-        assert error(twice.weights(), once.weights()) < 1e-6
-    for run in runs:
-        run.optimizer.synchronize()
-    assert error(twice.weights(), once.weights()) < 1e-6
+    check_that_accumulated_gradients_make_one_step(
+        ours, overlap=True, sparsity=(0.5,)
+    )
 
 
 @pytest.mark.long
 def test_overflow_on_one_replica_is_no_local_step(ours):
-    weights = []
-    for overflows in ((2, EVERY + 1), ()):
-        run = make(ours)
-        inner = run.optimizer
-        with ours.scope():
-            run.optimizer = keras.optimizers.LossScaleOptimizer(
-                inner, initial_scale=4.0
-            )
-            run.optimizer.build(run.variables)
-        scale = 4.0
-        for step in range(2 * EVERY + 1):
-            gradients = gradients_of(step, 2)
-            if step in overflows:
-                bad = [[np.full_like(g, np.inf) for g in gradients[1]]]
-                run.step([gradients[0], *bad])
-                scale /= 2
-            # A power of two changes no bit of the quotient.
-            scaled = [[scale * g for g in own] for own in gradients]
-            run.step(scaled)
-        assert inner.iterations.numpy() == 2 * EVERY + 1
-        inner.synchronize()
-        weights.append(run.weights())
-    np.testing.assert_equal(*weights)
+    check_that_an_overflow_is_no_step(ours, overlap=True)
 
 
 @pytest.mark.long
@@ -370,21 +320,7 @@ def test_half_precision_follows_float32(ours, dtype):
 
 @pytest.mark.long
 def test_embedding_touched_by_one_replica_moves_by_half(ours):
-    run = dgc.Run(
-        *(ours, {"table": np.ones((50, 4))}, 0.5, around(INNER["SGD"])),
-        sync_every=2,
-        overlap=True,
-    )
-    slices = [
-        tf.IndexedSlices(tf.ones([2, 4]), tf.constant(rows), [50, 4])
-        for rows in ([3, 3], [7, 9])
-    ]
-    for _ in range(5):
-        dgc.apply_own(ours, run.optimizer, run.variables[0], slices)
-    run.optimizer.synchronize()
-    expected = np.ones((50, 4))
-    expected[[3, 7, 9]] -= 0.5 * 5 / 2 * np.array([[4], [2], [2]])
-    np.testing.assert_array_equal(run.weights()[0], expected)
+    check_that_an_embedding_moves_by_half(ours, steps=5, overlap=True)
 
 
 @needs_groups
@@ -416,26 +352,6 @@ def test_rounds_of_two_optimizers_travel_at_once(ours):
         )
 
 
-WRONG = {
-    "no rounds": ({"overlap": True}, ValueError, "Pass a larger `sync"),
-    "no bool": ({"overlap": 1, "sync_every": 2}, TypeError, "`overlap` must"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_overlap(name):
-    kwargs, kind, match = WRONG[name]
-    with pytest.raises(kind, match=match):
-        tfo.SparseLoCo(keras.optimizers.SGD(), **kwargs)
-
-
 def test_other_strategies_cannot_overlap(mirrored):
     with pytest.raises(ValueError, match="under MirroredStrategy"):
         make(mirrored)
-
-
-def test_config_keeps_overlap():
-    optimizer = tfo.SparseLoCo(
-        keras.optimizers.SGD(), sync_every=2, overlap=True
-    )
-    assert tfo.SparseLoCo.from_config(optimizer.get_config()).overlap

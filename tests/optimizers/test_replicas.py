@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from local import assert_copies_agree, copies, per_replica
 
 import tf_optimizers as tfo
 from tf_optimizers._compat.hooks import agree_on_overflow
@@ -48,14 +49,10 @@ def assert_replicas_agree(strategy, model):
     for variable in [*model.weights, *model.optimizer.variables]:
         if "gradient_accumulator" in variable.path:
             continue  # These differ between replicas by design.
-        copies = strategy.experimental_local_results(variable.value)
-        if len(copies) == 1:
+        if len(copies(strategy, variable)) == 1:
+            # There is one for all replicas, on the host.
             assert variable.path.startswith("adam_offload")
-            continue  # There is one for all replicas, on the host.
-        first, second = copies
-        np.testing.assert_array_equal(
-            cases.as_numpy(first), cases.as_numpy(second)
-        )
+        assert_copies_agree(strategy, [variable])
 
 
 def assert_two_replicas_equal_one(strategy, make_optimizer):
@@ -108,33 +105,23 @@ def assert_swaps_averages(strategy, make):
 
 
 AVERAGED = {"use_ema": True, "ema_overwrite_frequency": 3}
-TWICE = {"gradient_accumulation_steps": 2}
 # Each setting is in a combination; `tox` tries most of them.
-SINGLE = [
-    *({"clipnorm": 0.01}, {"global_clipnorm": 0.01}, {"clipvalue": 0.001}),
-    *(AVERAGED, {"loss_scale_factor": 128.0}, TWICE),
-    {"clipvalue": 0.001} | AVERAGED,
-    {"clipnorm": 0.01, "loss_scale_factor": 128.0},
-]
+SOME = {"clipnorm": 0.01, "loss_scale_factor": 128.0}
+OTHERS = {"clipvalue": 0.001} | AVERAGED
+MOST = AVERAGED | {
+    "gradient_accumulation_steps": 2,
+    "global_clipnorm": 0.01,
+    "loss_scale_factor": 8.0,
+}
 
 
 @pytest.mark.parametrize(
     "kwargs",
-    [
-        TWICE | AVERAGED | {"global_clipnorm": 0.01, "loss_scale_factor": 8.0},
-        *cases.with_long([{}, *SINGLE], [{}, *SINGLE]),
-    ],
-    ids=lambda kwargs: "-".join(kwargs) or "plain",
+    cases.with_long([MOST, SOME, OTHERS], [SOME, OTHERS]),
+    ids="-".join,
 )
 def test_two_replicas_equal_one(case, mirrored, kwargs):
     assert_two_replicas_equal_one(mirrored, lambda: case.make(**kwargs))
-
-
-@pytest.mark.long  # Replicas that skip an overflow are a short test.
-def test_two_replicas_equal_one_with_dynamic_loss_scaling(case, mirrored):
-    assert_two_replicas_equal_one(
-        mirrored, lambda: keras.optimizers.LossScaleOptimizer(case.make())
-    )
 
 
 @pytest.fixture
@@ -148,20 +135,15 @@ def before_any_patch():
 def test_replicas_skip_an_overflow_together(case, mirrored, before_any_patch):
     """The second replica overflows in the first step; Keras asks the first."""
 
-    def gradient(replica):
-        rank = replica.replica_id_in_sync_group
-        return tf.constant([2.0**15, [1.0, np.inf][rank]])
-
-    distribute = mirrored.experimental_distribute_values_from_function
+    gradient = per_replica(
+        mirrored, lambda rank: tf.constant([2.0**15, [1.0, np.inf][rank]])
+    )
     with mirrored.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.LossScaleOptimizer(case.make())
-    mirrored.run(optimizer.apply, ([distribute(gradient)], [variable]))
+    mirrored.run(optimizer.apply, ([gradient], [variable]))
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
-    for component in mirrored.experimental_local_results(
-        optimizer.dynamic_scale.value
-    ):
-        assert float(component) == 2.0**14
+    assert copies(mirrored, optimizer.dynamic_scale) == 2 * [2.0**14]
     mirrored.run(optimizer.apply, ([tf.ones(2)], [variable]))
     assert np.isfinite(variable.numpy()).all()
     assert np.abs(variable.numpy() - [1.0, 2.0]).min() > 1e-3
@@ -196,19 +178,15 @@ def test_replicas_agree_in_half_precision(case, mirrored, dtype):
 def test_clipping_follows_the_sum_over_replicas(case, mirrored):
     """Keras clips first, but norms of halves are not the norm of the whole."""
     local = [cases.make_gradients(0), [10 * g for g in cases.make_gradients(1)]]
-    per_replica = [
-        mirrored.experimental_distribute_values_from_function(
-            lambda replica, i=i: tf.constant(
-                local[replica.replica_id_in_sync_group][i]
-            )
-        )
+    gradients = [
+        per_replica(mirrored, lambda rank, i=i: tf.constant(local[rank][i]))
         for i in range(2)
     ]
     with mirrored.scope():
         variables = cases.make_variables()
         optimizer = case.make(clipnorm=1.0)
         optimizer.build(variables)
-    mirrored.run(optimizer.apply, (per_replica, variables))
+    mirrored.run(optimizer.apply, (gradients, variables))
 
     def control(first, second, **kwargs):
         sums = [a + b for a, b in zip(first, second, strict=True)]

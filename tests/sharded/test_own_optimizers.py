@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from local import assert_copies_agree
 from scripts.sharded import Counted
 
 import tf_optimizers as tfo
@@ -56,10 +57,7 @@ def stepped(strategy, make, order=(0, 1, 2, 3), is_built=True, steps=3):
     run = tf.function(functools.partial(strategy.run, step))
     for _ in range(steps):
         run()
-    for variable in variables:
-        copies = strategy.experimental_local_results(variable.value)
-        for copy in copies:
-            np.testing.assert_array_equal(copy, copies[0])
+    assert_copies_agree(strategy, variables)
     return variables, optimizer
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
+from local import assert_copies_agree, copies
 from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
@@ -20,8 +21,6 @@ from tf_optimizers.workers.extended import RPC_CHUNK_BYTES
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]
-# Long tests try the others.
-USUAL = ("tfo.Lamb",)
 
 
 def make_model(strategy):
@@ -50,24 +49,15 @@ def trained(strategy, optimizer, epochs=4):
 
 
 def assert_alike(strategy, model, other):
+    assert_copies_agree(strategy, model.weights)
     for mine, theirs in zip(model.weights, other.weights, strict=True):
-        copies = strategy.experimental_local_results(mine.value)
-        for copy in copies:
-            np.testing.assert_array_equal(copy, copies[0])
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in USUAL else pytest.mark.long)
-        for name in sharded_script.EVERY
-    ],
-)
-def test_replicas_step_as_the_inner_optimizer(mirrored, name):
-    make = sharded_script.EVERY[name]
+def test_replicas_step_as_the_inner_optimizer(mirrored):
+    """Long tests of devices and workers try all optimizers."""
     with mirrored.scope():
-        inner, sharded = make(0.01), tfo.ShardedState(make(0.01))
+        inner, sharded = tfo.Lamb(0.01), tfo.ShardedState(tfo.Lamb(0.01))
     expected = trained(mirrored, inner)
     model = trained(mirrored, sharded)
     assert_alike(mirrored, model, expected)
@@ -92,8 +82,8 @@ def test_gradients_may_have_several_dtypes(mirrored, dtype):
 
     tf.function(lambda: mirrored.run(step))()
     for variable in variables:
-        for copy in mirrored.experimental_local_results(variable.value):
-            np.testing.assert_array_equal(tf.cast(copy, "float32"), 0.5)
+        for copy in copies(mirrored, variable):
+            np.testing.assert_array_equal(copy.astype("float32"), 0.5)
 
 
 def test_duplicate_rows_are_summed(mirrored):
@@ -129,37 +119,16 @@ def test_one_replica_is_the_inner_optimizer():
 
 
 EMA = {"use_ema": True, "ema_momentum": 0.5}
+# Workers try others. Keras cannot overwrite weights under `MirroredStrategy`.
 IN_PARTS = {
-    "ema": lambda: keras.optimizers.AdamW(0.01, **EMA),
-    "ema overwrites": lambda: keras.optimizers.SGD(
+    "accumulated": lambda: tfo.Lamb(0.01, **EMA, gradient_accumulation_steps=3),
+    "overwritten": lambda: keras.optimizers.SGD(
         0.1, **EMA, ema_overwrite_frequency=3
     ),
-    "tfo ema": lambda: tfo.Lamb(0.01, **EMA),
-    "accumulated": lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.CosineDecay(0.01, 20),
-        gradient_accumulation_steps=3,
-    ),
-    "tfo ema of accumulated": lambda: tfo.Lamb(
-        0.01, **EMA, gradient_accumulation_steps=3
-    ),
-    "not decayed": lambda: without_kernels(
-        keras.optimizers.AdamW(0.01, weight_decay=0.5)
-    ),
-    "offload": lambda: tfo.AdamOffload(0.01, weight_decay=0.1, **EMA),
 }
 
 
-# Other cases cover these in short runs.
-LONG = ["ema", "ema overwrites", "tfo ema", "accumulated", "offload"]
-LONG += ["not decayed"]
-
-
-def without_kernels(optimizer):
-    optimizer.exclude_from_weight_decay(var_names=["kernel"])
-    return optimizer
-
-
-@pytest.mark.parametrize("name", cases.with_long(IN_PARTS, LONG))
+@pytest.mark.parametrize("name", cases.with_long(IN_PARTS, ["overwritten"]))
 def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
     expected = trained(tf.distribute.get_strategy(), IN_PARTS[name]())
     with mirrored.scope():
@@ -171,10 +140,7 @@ def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
         is_sum = mine.path.endswith("_gradient_accumulator")
         value = mine.numpy()
         if is_sum:
-            value = sum(
-                part.numpy()
-                for part in mirrored.experimental_local_results(mine.value)
-            )
+            value = sum(copies(mirrored, mine))
         np.testing.assert_allclose(value, theirs.numpy(), atol=1e-6)
 
 
@@ -239,7 +205,7 @@ def test_a_step_may_be_in_a_condition(mirrored):
         tf.cond(is_due, update, lambda: 0)
 
     step(tf.constant(True))
-    for copy in mirrored.experimental_local_results(weight.value):
+    for copy in copies(mirrored, weight):
         np.testing.assert_array_equal(copy, 0.5)
 
 
@@ -291,8 +257,8 @@ def test_replicas_hold_parts_of_the_state(mirrored, make, owned):
     assert summary["owned"] == [8 * size for size in owned]
     assert summary["whole"] == 8 * 83 + summary["shared"]
     for variable in sharded.variables[2:]:
-        first, second = mirrored.experimental_local_results(variable.value)
-        assert not np.any(first.numpy() * second.numpy())
+        first, second = copies(mirrored, variable)
+        assert not np.any(first * second)
         assert np.any(variable.numpy())
 
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from golden import load
+from local import copies, per_replica
 
 import tf_optimizers as tfo
 
@@ -67,15 +68,11 @@ class Run:
     def _apply_each(self, gradients):
         self.strategy.run(self.optimizer.apply, (gradients, self.variables))
 
-    def _distribute(self, function):
-        distribute = self.strategy.experimental_distribute_values_from_function
-        return distribute(
-            lambda context: function(context.replica_id_in_sync_group)
-        )
-
     def _per_replica(self, gradients):
         return [
-            self._distribute(lambda r, i=i: tf.constant(gradients[r][i]))
+            per_replica(
+                self.strategy, lambda r, i=i: tf.constant(gradients[r][i])
+            )
             for i in range(len(self.variables))
         ]
 
@@ -83,7 +80,7 @@ class Run:
     def replicas(self):
         """The ranks of this process's replicas."""
         return self.strategy.experimental_local_results(
-            self._distribute(lambda replica: replica)
+            per_replica(self.strategy, lambda replica: replica)
         )
 
     def step(self, gradients, eager=False):
@@ -141,15 +138,7 @@ class Run:
         variables = compressor.residuals
         if name == "momentum":
             variables = compressor.momentums.values()
-        return [
-            [
-                component.numpy()
-                for component in self.strategy.experimental_local_results(
-                    variable.value
-                )
-            ]
-            for variable in variables
-        ]
+        return [copies(self.strategy, variable) for variable in variables]
 
 
 def make_gradients(step, shapes, replicas, seed=0):

@@ -8,12 +8,12 @@ import functools
 import itertools
 
 import tensorflow as tf
+from local import per_replica
 from strategies.table import (
     Table,
     context,
     in_graph,
     matrix,
-    per_replica,
     replica_number,
 )
 

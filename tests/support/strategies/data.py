@@ -4,7 +4,8 @@ import functools
 import itertools
 
 import tensorflow as tf
-from strategies.table import Table, per_replica
+from local import per_replica
+from strategies.table import Table
 
 TABLE = Table()
 

@@ -7,7 +7,8 @@ them; TensorFlow's strategy aborts, and no collective runs after that.
 import itertools
 
 import tensorflow as tf
-from strategies.table import Table, context, matrix, per_replica
+from local import per_replica
+from strategies.table import Table, context, matrix
 
 TABLE = Table()
 OPS = ("SUM", "MEAN")

@@ -48,13 +48,6 @@ def in_graph(strategy, function):
     return tf.function(lambda: strategy.run(function))()
 
 
-def per_replica(strategy, make):
-    """Return the result of `make` for every replica's number."""
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: make(context.replica_id_in_sync_group)
-    )
-
-
 def context():
     return tf.distribute.get_replica_context()
 

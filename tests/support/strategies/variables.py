@@ -3,7 +3,8 @@
 import itertools
 
 import tensorflow as tf
-from strategies.table import Table, in_graph, per_replica, replica_number
+from local import per_replica
+from strategies.table import Table, in_graph, replica_number
 
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 METHODS = ("assign", "assign_add", "assign_sub")

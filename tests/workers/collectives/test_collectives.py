@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
+from local import per_replica
 
 import tf_optimizers as tfo
 from tf_optimizers.workers.collectives.all_reduce import (
@@ -89,9 +90,7 @@ def eager_functions():
 
 def test_gathers_work_while_functions_run_eagerly(strategies, eager_functions):
     strategy, _ = strategies
-    ranks = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant([context.replica_id_in_sync_group])
-    )
+    ranks = per_replica(strategy, lambda rank: tf.constant([rank]))
     np.testing.assert_array_equal(strategy.gather(ranks, 0), [0, 1])
 
     def gathered(rank):

@@ -64,14 +64,9 @@ def gather(per_replica):
     return [*found[0], *found[1]]
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [pytest.param(False, marks=pytest.mark.long), True],
-    ids=["eager", "graph"],
-)
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("value_dtype", with_long(DTYPES, DTYPES[1::2]))
-def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
+def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype):
     rng = np.random.default_rng(0)
     counts = [[3, 1, 0, 4], [3, 1, 5, 0], [3, 1, 1, 2]]
     shapes = [None, None, (3,), (2, 2)]
@@ -82,11 +77,7 @@ def test_all_replicas_slices_arrive_in_order(value_dtype, index_dtype, graph):
         ]
         for rows in counts
     ]
-    function = (
-        tf.function(lambda: gather(per_replica))
-        if graph
-        else lambda: gather(per_replica)
-    )
+    function = tf.function(lambda: gather(per_replica))
     for i, result in enumerate(function()):
         parts = [slices[i] for slices in per_replica]
         for actual, *every in zip(*map(fields, (result, *parts)), strict=True):
