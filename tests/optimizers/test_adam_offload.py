@@ -1,6 +1,5 @@
 """AdamOffload's formula, on the host and on a device, and its summary."""
 
-import functools
 import math
 
 import cases
@@ -12,8 +11,7 @@ import reference
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers import kernels
-from tf_optimizers.adam_offload import adam, step_size
+from tf_optimizers.adam_offload import step_size
 from tf_optimizers.kernels import betas
 
 GOLDEN = [
@@ -198,33 +196,6 @@ def test_variable_may_have_two_gradients(dtype, tolerance, place):
 
     expected = train("float32", "CPU:0")
     np.testing.assert_allclose(train(dtype, place), expected, rtol=tolerance)
-
-
-@both_places
-def test_traces_once(place, monkeypatch):
-    traces = []
-
-    def counted(*args):
-        traces.append("kernel")
-        return adam(*args)
-
-    monkeypatch.setattr("tf_optimizers.adam_offload.adam", counted)
-    with tf.device(place):
-        variables = cases.make_variables()
-    # Do not reuse kernels of other tests.
-    cached = functools.cache(kernels._cached_function.__wrapped__)
-    monkeypatch.setattr(kernels, "_cached_function", cached)
-    optimizer = tfo.AdamOffload()
-    optimizer.build(variables)
-
-    @tf.function
-    def step(gradients):
-        traces.append("step")
-        optimizer.apply(gradients, variables)
-
-    for i in range(3):
-        step([tf.constant(g) for g in cases.make_gradients(i)])
-    assert sorted(traces) == ["kernel", "kernel", "step"]  # Two shapes.
 
 
 def test_memory_summary_counts_bytes():

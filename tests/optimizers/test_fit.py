@@ -61,25 +61,6 @@ def test_modes_of_fit_agree(case, kwargs):
     assert np.abs(actual[0] - start[0]).max() > 1e-2
 
 
-def test_custom_loop_equals_fit(case):
-    model = make_model()
-    optimizer = case.make(clipnorm=1.0)
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
-
-    for _ in range(2):
-        for start in range(0, 32, 8):
-            step(X[start : start + 8], Y[start : start + 8])
-    assert cases.error(model.get_weights(), weights_of(case)) < cases.ROUNDING
-
-
 @cases.needs_groups
 def test_groups_survive_a_keras_file(case, tmp_path):
     groups = keras.optimizers.OptimizerMap(
@@ -123,43 +104,6 @@ def test_mixed_precision_policy_trains(case):
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert cases.error(model.get_weights(), weights_of(case)) < 0.02
     assert np.isfinite(model.get_weights()[0]).all()
-
-
-@functools.cache
-def moved(make, dtype):
-    """Return how far a long run of small steps moves a kernel."""
-    start = cases.make_values(shapes={"kernel": (4, 3)})[0]
-    start = cases.as_numpy(tf.cast(start, "bfloat16"))
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3, dtype=dtype)]
-    )
-    model.set_weights([start, np.zeros(3)])
-    model.compile(make(1e-3), "mse")
-    model.fit(X, Y, batch_size=8, epochs=25, verbose=0, shuffle=False)
-    return cases.as_numpy(model.weights[0]) - start
-
-
-@pytest.mark.long
-def test_bfloat16_model_trains_as_its_float32_twin(case):
-    """With the same steps, Keras's Lamb does not move."""
-
-    def distance(a, b):
-        return np.linalg.norm(a - b) / np.linalg.norm(b)
-
-    full = moved(case.make, "float32")
-    assert distance(moved(case.make, "bfloat16"), full) < 0.05
-    assert distance(moved(keras.optimizers.Lamb, "bfloat16"), full) > 0.5
-
-
-def test_copy_of_the_optimizer_starts_afresh(case):
-    """`clone` and Keras Tuner copy by the config."""
-    optimizer = case.make()
-    cases.run(optimizer, cases.make_variables(), 2)
-    copy = case.optimizer.from_config(optimizer.get_config())
-    assert not copy.built
-    actual = cases.run(copy, cases.make_variables(), 3)
-    expected = cases.run_reference(case.reference_step(), 3)
-    assert cases.error(actual, expected) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")

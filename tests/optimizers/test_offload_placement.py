@@ -539,20 +539,6 @@ def test_xla_on_another_device_is_rejected_with_the_way_out():
         np.testing.assert_array_equal(a, b.numpy())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kwargs", [{}, {"gradient_accumulation_steps": 2}])
-def test_xla_on_the_host_works(dtype, kwargs):
-    with tf.device("CPU:0"):
-        variables, _, step = compiled_step(dtype, **kwargs)
-        for i in range(2):
-            step([tf.constant(g) for g in cases.make_gradients(i)])
-    expected = cases.make_variables(dtype)
-    cases.run(tfo.AdamOffload(**kwargs), expected, 2)
-    start = cases.make_variables(dtype)
-    assert cases.error(start, expected) > 5e-4
-    assert cases.error(variables, expected) < 1e-6
-
-
 def test_sparse_gradient_goes_down_as_rows():
     with tf.device("CPU:1"):
         variable = keras.Variable(np.ones((1000, 4)), name="embeddings")

@@ -9,7 +9,6 @@ from cases import with_long
 from dgc import SHAPES, start
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.wire import Wire
 
 RATES = [0.1, 0.2, 0.2, 0.05, 0.05, 0.0, 0.01, 0.01, 0.003, 0.001]
 BOUNDARIES = list(range(len(RATES) - 1))
@@ -109,23 +108,6 @@ def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     for small, large in zip(trained_at(2.0**-20), trained_at(1.0), strict=True):
         np.testing.assert_array_equal(2.0**20 * small, large)
     assert all(np.count_nonzero(w) == w.size for w in trained_at(1e-6))
-
-
-def test_unit_is_the_power_of_two_up_to_the_rate():
-    wire = Wire(2, "float16", is_packed=True)
-    rates = {
-        0.1: 2.0**-4,
-        1.0: 1.0,
-        3.0: 2.0,
-        1e-6: 2.0**-20,
-        0.0: 1.0,
-        np.inf: 1.0,
-        np.nan: 1.0,
-    }
-    for rate, unit in rates.items():
-        assert wire.unit(tf.constant(rate)) == unit
-    for exact in ("float32", "int4", "int2"):
-        assert Wire(2, exact, is_packed=True).unit(tf.constant(0.1)) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
