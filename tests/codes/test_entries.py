@@ -17,36 +17,11 @@ from tf_optimizers.codes.entries import (
 )
 from tf_optimizers.codes.layout import CHUNK, Layout, chunk_count
 from tf_optimizers.codes.positions import (
-    from_bytes,
-    from_planes,
     position_bits,
     read_positions,
-    to_bytes,
-    to_planes,
     write_positions,
 )
 from tf_optimizers.codes.values import CODES
-
-SIZES = [0, 1, 7, 8, 9, 64, 1000]
-
-
-@pytest.mark.parametrize("count", SIZES)
-def test_bits_are_as_numpy_packs_them(count):
-    bits = np.random.default_rng(0).integers(0, 2, [3, count]).astype(bool)
-    data = to_bytes(tf.constant(bits))
-    expected = np.packbits(bits, axis=1, bitorder="little")
-    np.testing.assert_array_equal(data, expected)
-    np.testing.assert_array_equal(from_bytes(data, count), bits)
-
-
-@pytest.mark.parametrize("width", [0, 1, 4, 31, 32, 40])
-def test_planes_make_the_low_bits_of_numbers(width):
-    rng = np.random.default_rng(0)
-    numbers = rng.integers(0, 1 << 50, [2, 100])
-    bits = to_planes(tf.constant(numbers), width)
-    assert bits.shape == [2, 100 * width]
-    found = from_planes(bits, width, 100)
-    np.testing.assert_array_equal(found, numbers % (1 << width))
 
 
 def test_position_takes_as_few_bits_as_a_code_can():

@@ -12,7 +12,6 @@ from scripts import scatter, transport
 
 from tf_optimizers.codes.entries import Entries, pack_entries, unpack_entries
 from tf_optimizers.compression.exchanges import (
-    GatheredExchange,
     choose_exchange,
 )
 from tf_optimizers.compression.sharded_exchange import ShardedExchange
@@ -146,17 +145,6 @@ def test_few_replicas_gather_and_many_have_shards(millions, dtype, most):
     assert not any(has_shards(n) for n in range(2, most + 1))
     assert all(has_shards(n) for n in range(most + 1, 300) if most < 300)
     assert not has_shards(100, is_packed=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("gathered", GatheredExchange), ("sharded", ShardedExchange)],
-)
-def test_one_argument_chooses(kind, expected):
-    for replicas in (2, 1000):
-        wire = Wire(replicas, "float32", is_packed=True)
-        chosen = choose_exchange(wire, [10**8], [10**5], kind)
-        assert isinstance(chosen, expected)
 
 
 def test_bytes_do_not_grow_with_replicas():

@@ -106,19 +106,6 @@ def test_larger_entry_is_not_pushed_out_by_ties(function):
     np.testing.assert_array_equal(found, [0, 2])
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_selection_is_exact_if_samples_mislead(seed):
-    """Large entries are a stride apart: a sample has all of them, or none."""
-    size, k = 300_000, 3000
-    stride = module._stride(size, k)
-    values = make("normal", size) * 1e-3
-    values[7::stride] += 1
-    assert 1 < stride < size // k
-    np.testing.assert_array_equal(
-        select(values, k, (seed, 1)), expected(values, k)
-    )
-
-
 def test_misleading_samples_were_among_them():
     """Some thresholds for such values are too high, so the fallback is used."""
     size, k = 300_000, 3000

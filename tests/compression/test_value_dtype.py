@@ -3,13 +3,11 @@
 import functools
 
 import dgc
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from cases import with_long
 
-import tf_optimizers as tfo
 from tf_optimizers.codes.layout import Layout
 from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.exchanges import choose_exchange
@@ -198,14 +196,3 @@ def test_summary_counts_the_bytes_of_the_transport(
     )
     summary = run.optimizer.communication_summary()
     assert summary["total"]["sent_bytes"] == plain * 200
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", *FEW])
-def test_value_dtype_survives_in_the_config(dtype):
-    for optimizer in (
-        tfo.DGCMomentum(0.1, value_dtype=dtype),
-        tfo.DGCMomentum.for_steps(100, 0.1, value_dtype=dtype),
-        tfo.SparseLoCo(keras.optimizers.Adam(), value_dtype=dtype),
-    ):
-        copy = type(optimizer).from_config(optimizer.get_config())
-        assert copy.value_dtype == dtype
