@@ -9,7 +9,7 @@ import cases
 import keras
 import pytest
 from keras.optimizers import schedules
-from scripts.moved import run
+from scripts import moved
 
 import tf_optimizers as tfo
 
@@ -139,12 +139,8 @@ def rows():
     """Yield (document, names in the first column, code, reason)."""
     for section in TEXT.split("\n## ")[1:]:
         title, body = section.split("\n", 1)
-        table = [line for line in body.splitlines() if line.startswith("|")]
-        for line in table[2:]:
-            first, code, reason = (
-                cell.strip() for cell in line.split("|")[1:4]
-            )
-            yield title, re.findall("`(.+?)`", first), code.strip("`"), reason
+        for row in moved.rows(body):
+            yield title, *row
 
 
 ROWS = list(rows())
@@ -225,7 +221,7 @@ def test_replacement_has_the_documented_effect(code):
     calls = constructors(ast.parse(code))
     if not calls:
         assert not holds(EFFECTS[code], space)
-        space["result"] = run(code, space)
+        space["result"] = moved.run(code, space)
         assert holds(EFFECTS[code], space)
     for call in calls:
         config = eval(ast.unparse(call), space).get_config()

@@ -104,7 +104,9 @@ def test_page_begins_with_its_purpose_and_something_to_run(path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(DOCS.glob("**/*.md")), ids=lambda path: path.stem
+    "path",
+    sorted([*DOCS.glob("**/*.md"), *DOCS.parent.glob("*.md")]),
+    ids=lambda path: path.stem,
 )
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):

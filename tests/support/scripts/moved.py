@@ -13,9 +13,12 @@ PAGE = pathlib.Path(__file__).parents[3] / "docs" / "horovod.md"
 COMMAND = "python -m tf_optimizers.launch "
 
 
-def rows():
-    """Yield (names in the first column, code, reason) of the tables."""
-    for line in PAGE.read_text().splitlines():
+def rows(text=None):
+    """Yield (names in the first column, code, reason) of a text's tables.
+
+    The default text is the page.
+    """
+    for line in (text or PAGE.read_text()).splitlines():
         if line.startswith("| ") and line.count("|") == 4:
             first, code, reason = (
                 cell.strip() for cell in line.split("|")[1:4]
