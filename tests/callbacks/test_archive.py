@@ -17,6 +17,7 @@ from backups import (
     scramble,
     state,
 )
+from local import copies
 
 from tf_optimizers.callbacks.backup.archive import Archive
 from tf_optimizers.callbacks.backup.files import Folder, digest
@@ -42,40 +43,33 @@ def test_sums_of_replicas_are_conserved(tmp_path, strategies, old, new):
         strict=True,
     )
     for a, b in pairs:
-        mine = strategies[new].experimental_local_results(b.value)
+        parts, mine = copies(strategies[old], a), copies(strategies[new], b)
         if a.aggregation == "sum":
-            parts = strategies[old].experimental_local_results(a.value)
-            total = np.sum([p.numpy() for p in parts], 0, dtype="float64")
-            found = np.sum([p.numpy() for p in mine], 0, dtype="float64")
+            total = np.sum(parts, 0, dtype="float64")
+            found = np.sum(mine, 0, dtype="float64")
             np.testing.assert_allclose(found, total, rtol=2e-7, atol=2e-6)
             assert np.abs(total).max() > 1
         else:
-            parts = strategies[old].experimental_local_results(a.value)
-            expected = parts[0].numpy()
+            expected = parts[0]
             if old != new and tf.as_dtype(a.dtype).is_floating:
-                values = [part.numpy() for part in parts]
-                expected = np.mean(values, 0, dtype="float64")
-                expected = expected.astype(parts[0].numpy().dtype)
-            np.testing.assert_array_equal(mine[0].numpy(), expected)
+                expected = np.mean(parts, 0, dtype="float64")
+            np.testing.assert_array_equal(
+                mine[0], expected.astype(parts[0].dtype)
+            )
 
 
 def moved_and_held(model):
     """Return the residuals summed over replicas, by variable."""
     optimizer, strategy = model.optimizer, model.distribute_strategy
-    local = strategy.experimental_local_results
-    replicas = strategy.num_replicas_in_sync
-    totals = [
-        sum(
-            (start.numpy().astype("float64") - weight) / replicas
-            for start, weight in zip(
-                local(s.value), local(v.value), strict=True
-            )
-        )
-        for v, s in optimizer._rounds._starts
-    ]
+
+    def mean(variable):
+        return np.mean(copies(strategy, variable), 0, dtype="float64")
+
+    totals = [mean(start) - mean(v) for v, start in optimizer._rounds._starts]
     for i, residual in optimizer._compressor._residuals.items():
-        parts = local(residual.variable.value)
-        totals[i] += np.sum([p.numpy() for p in parts], 0, dtype="float64")
+        totals[i] += np.sum(
+            copies(strategy, residual.variable), 0, dtype="float64"
+        )
     return totals
 
 

@@ -428,7 +428,6 @@ CASES = {
     "average of TensorFlow": lambda: compiled(GuideOfTensorFlow()),
     "function": lambda: compiled(InFunction()),
     "function within": lambda: compiled(CallsFunction()),
-    "numbers": lambda: compiled(ReturnsLoss()),
     "VAE": lambda: compiled(Autoencoder()),
     "GAN": lambda: compiled(
         Adversaries(),
@@ -439,9 +438,6 @@ CASES = {
     "distillation": lambda: compiled(Distiller(), sgd(), metrics=["mae"]),
     "metrics": with_metrics,
     "metrics, eager": lambda: with_metrics(run_eagerly=True),
-    "no reduction": lambda: compiled(
-        dense(2), sgd(), keras.losses.MeanSquaredError(None)
-    ),
     "no reduction, eager": lambda: compiled(
         dense(2), sgd(), keras.losses.MeanSquaredError(None), run_eagerly=True
     ),

@@ -4,7 +4,6 @@ import itertools
 import operator
 
 import cases
-import custom_steps
 import numpy as np
 import pytest
 import real_workers
@@ -43,8 +42,8 @@ EAGERLY = pytest.param("long_results", marks=pytest.mark.long)
 def long_results(tmp_path_factory):
     """Return the reports of two workers on slower parts."""
     folder = tmp_path_factory.mktemp("long")
-    parts = ["kinds", "outside", "looped", "every looked", "steps", "generated"]
-    parts += ["interleaved", "files", "counts", "permuted"]
+    parts = ["kinds", "outside", "looped", "every looked", "generated"]
+    parts += ["files", "counts", "permuted"]
     parts += ["every models", "every empty", "every batches"]
     results = real_workers.results("guide", folder, 2, *parts)
     return [
@@ -83,16 +82,6 @@ def test_guide_runs(results):
     assert runs[0]["loss"][1] < runs[0]["loss"][0]
     assert [run["start"] for run in runs] == [0, 20]
     assert runs[1]["loss"][0] < runs[0]["loss"][0]
-
-
-@pytest.mark.long
-def test_strategies_of_one_process_do_not_interfere(long_results):
-    """Their variables and collectives have different shapes."""
-    for result in long_results:
-        for total, size in zip(
-            result["interleaved"], (2, 7, 3, 8), strict=True
-        ):
-            np.testing.assert_array_equal(total, np.full(size, 4.0))
 
 
 def test_metrics_of_a_model_that_is_not_compiled_are_read(results):
@@ -139,23 +128,6 @@ def test_weights_assigned_by_steps_are_an_error(results):
         assert "must agree on the weights" in message
         assert "A step, or a layer, assigns to `" in message
         assert "/bias` without an optimizer" in message
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["VAE", "GAN", "total", "unlisted"])
-def test_custom_steps_of_workers_equal_one_process(long_results, name):
-    """The last batch has a row on one worker only."""
-    first, second = (result["steps"][name] for result in long_results)
-    assert first == second
-    model, logs = custom_steps.fit(name)
-    assert cases.error(first["weights"], model.trainable_variables) < 2e-6
-    assert cases.error(first["logs"], logs) < 1e-5
-
-
-@pytest.mark.long
-def test_predictions_of_any_dtype_are_those_of_one_process(long_results):
-    for result in long_results:
-        assert result["steps"]["predictions"] == custom_steps.predictions()
 
 
 def test_another_cluster_is_rejected(results):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from one_process import run_twice
 
 import tf_optimizers as tfo
 
@@ -17,8 +18,6 @@ def test_an_owner_may_have_one_row_of_a_matrix(ours, optimized_graphs):
         model.fit(rows, rows[::-1], batch_size=4, verbose=0)
         return model.get_weights()
 
-    expected = train()
-    with ours.scope():
-        weights = train()
+    expected, weights = run_twice(ours, train)
     for one, several in zip(expected, weights, strict=True):
         np.testing.assert_allclose(several, one, rtol=0, atol=1e-6)

@@ -115,29 +115,6 @@ def guide():
     return result | {"weights": as_lists(model.get_weights())}
 
 
-def interleaved():
-    """Return sums of variables under two strategies, in turn."""
-    strategies = [Strategy(), Strategy()]
-
-    def summed(strategy, size):
-        with strategy.scope():  # All workers get the first worker's values.
-            start = tf.fill([size], 1.0 + worker_of(strategy))
-            variable = tf.Variable(start)
-
-        def replica():
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce("SUM", variable + 1.0)
-
-        step = tf.function(lambda: strategy.run(replica))
-        return strategy.experimental_local_results(step())[0].numpy().tolist()
-
-    return [
-        summed(strategy, size + extra)
-        for size in (2, 3)
-        for strategy, extra in zip(strategies, (0, 5), strict=True)
-    ]
-
-
 class Counting(keras.Model):
     """A model that is never compiled."""
 
@@ -237,21 +214,6 @@ def sharp():
     model.fit(*data, batch_size=3, epochs=2, shuffle=False, verbose=0)
     error = message_of(lambda: other.fit(*data, verbose=0))
     return {"weights": as_lists(model.get_weights()), "error": error}
-
-
-def steps():
-    """Return weights, logs and predictions of users' models and metrics."""
-    strategy = Strategy()
-    results = {}
-    for name in ("VAE", "GAN", "total", "unlisted"):
-        with strategy.scope():
-            model, logs = custom_steps.fit(name)
-        results[name] = {
-            "weights": as_lists(v.numpy() for v in model.trainable_variables),
-            "logs": as_lists(map(np.asarray, logs)),
-        }
-    with strategy.scope():
-        return results | {"predictions": custom_steps.predictions()}
 
 
 def another_cluster():
@@ -1021,9 +983,9 @@ def by_rows():
 PARTS = {
     part.__name__: part
     for part in (
-        *(guide, interleaved, uncompiled, read, another_cluster),
+        *(guide, uncompiled, read, another_cluster),
         *(versions, hashes, shifted, assigned, sharp),
-        *(order, seeds, counts, files, kinds, outside, looped, rows, steps),
+        *(order, seeds, counts, files, kinds, outside, looped, rows),
         *(compared, mixed, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
         *(dtypes.empty, moved.moved),

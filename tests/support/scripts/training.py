@@ -1,4 +1,4 @@
-"""Keras's methods under a strategy: `training.py STRATEGY SCENARIO...`."""
+"""Keras's methods under our strategy: `training.py SCENARIO...`."""
 
 import hashlib
 import os
@@ -199,24 +199,6 @@ def half(strategy, name, **kwargs):
     }
 
 
-def train_on_batch(strategy):
-    """Train on batches; each worker passes the whole batch."""
-    with strategy.scope():
-        model = make_model()
-        model.compile(OPTIMIZERS["dgc"](), LOSS, metrics=["accuracy"])
-    logs = [
-        list(
-            map(
-                float,
-                model.train_on_batch(ROWS[i : i + 24], CLASSES[i : i + 24]),
-            )
-        )
-        for _ in range(4)
-        for i in range(0, len(ROWS), 24)
-    ]
-    return {"logs": logs, "weights": [w.tolist() for w in model.get_weights()]}
-
-
 class Rate(keras.optimizers.schedules.LearningRateSchedule):
     """A user's schedule, without `get_config`."""
 
@@ -288,7 +270,6 @@ SCENARIOS = {
     ),
     "monitored": monitored,
     "normalized": lambda s: fit(s, "dgc", normalized=True, measured=True),
-    "train_on_batch": train_on_batch,
     "custom_loop": custom_loop,
 }
 
@@ -303,12 +284,8 @@ def run(strategy, names):
 
 
 def main():
-    """Run under the strategy that the command line names."""
-    kind = {
-        "sparse": tfo.SparseMultiWorkerMirroredStrategy,
-        "stock": tf.distribute.MultiWorkerMirroredStrategy,
-    }
-    report(run(kind[sys.argv[1]](), sys.argv[2:]))
+    """Run the scenarios that the command line names."""
+    report(run(tfo.SparseMultiWorkerMirroredStrategy(), sys.argv[1:]))
 
 
 if __name__ == "__main__":

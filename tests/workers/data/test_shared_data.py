@@ -257,6 +257,17 @@ def test_digests_cover_all_elements_over_time():
     assert not all(differ)
 
 
+@pytest.mark.parametrize(
+    ("parts", "rows"),
+    [([[0, 1, 2], [3, 4], [5, 6]], [3, 2, 2]), ([[0], [0], [0]], [1, 0, 0])],
+)
+def test_parts_of_a_batch_are_never_empty(parts, rows):
+    """Some layers would fail without rows, or crash the process."""
+    found = batch_splits.split(tf.range(sum(rows)), range(3), 3)
+    assert [part.numpy().tolist() for part, _ in found] == parts
+    assert [int(count) for _, count in found] == rows
+
+
 @pytest.mark.parametrize("is_static", [True, False])
 def test_values_with_more_rows_than_others_are_refused(is_static):
     """As in semi-supervised training, with more rows without labels."""

@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 import state
 import tensorflow as tf
+from local import assert_copies_agree, copies, per_replica
 
 # For steps of 0.1 and more.
 TOLERANCE = 1e-6
 
 
-def parts(strategy, variable):
-    """Return each replica's value of a variable."""
-    value = getattr(variable, "value", variable)
-    if not isinstance(value, tf.Variable):
-        value = variable
-    return [p.numpy() for p in strategy.experimental_local_results(value)]
-
-
 def moved(model):
     """Return the largest difference between replicas' values of a center."""
-    first, second = parts(model.distribute_strategy, model.layers[0].center)
+    first, second = copies(model.distribute_strategy, model.layers[0].center)
     return np.abs(first - second).max()
 
 
@@ -71,9 +64,7 @@ def test_statistics_are_common_when_read(ours, tmp_path):
         )
     mean = model.layers[0].moving_mean
     halves = [state.X[:6], state.X[6:]]
-    rows = ours.experimental_distribute_values_from_function(
-        lambda context: tf.constant(halves[context.replica_id_in_sync_group])
-    )
+    rows = per_replica(ours, lambda rank: tf.constant(halves[rank]))
 
     @tf.function
     def train():
@@ -81,12 +72,12 @@ def test_statistics_are_common_when_read(ours, tmp_path):
 
     def step():
         train()
-        first, second = parts(ours, mean)
+        first, second = copies(ours, mean)
         assert np.abs(first - second).max() > 1e-3
         return (first + second) / 2
 
     def check(expected):
-        for part in parts(ours, mean):
+        for part in copies(ours, mean):
             np.testing.assert_allclose(part, expected, 1e-6)
 
     expected = step()
@@ -104,7 +95,7 @@ def test_statistics_are_common_when_read(ours, tmp_path):
         loaded.predict(state.X, verbose=0), predictions
     )
     np.testing.assert_array_equal(
-        loaded.layers[0].moving_mean, parts(ours, mean)[0]
+        loaded.layers[0].moving_mean, copies(ours, mean)[0]
     )
 
 
@@ -138,9 +129,7 @@ def test_replicas_that_get_the_same_keep_it(ours):
     state.fit(model, callbacks=[keep])
     for value, before in zip(model.get_weights(), found[-1], strict=True):
         np.testing.assert_array_equal(value, before)
-    for variable in model.weights:
-        first, second = parts(ours, variable)
-        np.testing.assert_array_equal(first, second)
+    assert_copies_agree(ours, model.weights)
     assert int(model.steps.numpy()) == 6
     assert all(ours.common_state.is_assigned(v) for v in model.averages)
 
@@ -164,5 +153,5 @@ def test_states_of_rows_stay_with_their_replica(ours):
         model.compile("sgd", "mse")
     x = state.X.reshape(4, 12, 1)[:, :3]
     model.fit(x, x[:, :2, 0], batch_size=4, shuffle=False, verbose=0)
-    first, second = parts(ours, model.layers[0].states[0])
+    first, second = copies(ours, model.layers[0].states[0])
     assert np.abs(first - second).max() > 1e-3

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from local import assert_copies_agree, copies, per_replica
+from one_process import TOLERANCE, assert_trains_alike, run_twice
 
 from tf_optimizers.workers.data.batch_metadata import (
     CountedSpec,
@@ -17,15 +19,12 @@ from tf_optimizers.workers.data.batch_metadata import (
 
 RNG = np.random.default_rng(0)
 
-# For float32 sums in another order, over steps of more than 1e-2.
-TOLERANCE = 2e-6
-
 
 # Other cases cover these in short runs.
 LONG = [
     *("guide, steps", "guide, accumulated", "loss", "rows", "sum", "function"),
-    *("synchronized, no reduction", "numbers", "metrics, eager"),
-    *("metrics", "no reduction", "no reduction, eager", "several optimizers"),
+    *("synchronized, no reduction", "metrics, eager"),
+    *("metrics", "no reduction, eager", "several optimizers"),
     *("guide, floats", "guide, eager", "compute_loss", "function within"),
     *("guide, ours", "average of TensorFlow", "distillation", "total", "VAE"),
 ]
@@ -33,12 +32,18 @@ LONG = [
 
 @pytest.mark.parametrize("name", cases.with_long(custom_steps.CASES, LONG))
 def test_custom_steps_equal_one_process(ours, name):
-    expected, expected_logs = custom_steps.fit(name)
-    with ours.scope():
-        actual, logs = custom_steps.fit(name)
-    pairs = actual.trainable_variables, expected.trainable_variables
-    assert cases.error(*pairs) < TOLERANCE
-    assert cases.error(logs, expected_logs) < 1e-5
+    assert_trains_alike(ours, lambda: custom_steps.fit(name))
+
+
+def histories(strategy, kind, *data, **kwargs):
+    """Return what a model reports without a strategy, and under one."""
+
+    def fit():
+        keras.utils.set_random_seed(1)
+        model = custom_steps.compiled(kind())
+        return model.fit(*data, shuffle=False, verbose=0, **kwargs).history
+
+    return run_twice(strategy, fit)
 
 
 class ReturnsArrays(custom_steps.Guide):
@@ -66,17 +71,9 @@ def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
         for part in (custom_steps.X, custom_steps.Y)
     )
 
-    def fit():
-        keras.utils.set_random_seed(1)
-        model = custom_steps.compiled(ReturnsArrays())
-        history = model.fit(
-            x, y, batch_size=batch, shuffle=False, verbose=0, epochs=2
-        )
-        return history.history
-
-    expected = fit()
-    with ours.scope():
-        found = fit()
+    expected, found = histories(
+        *(ours, ReturnsArrays, x, y), batch_size=batch, epochs=2
+    )
     assert np.shape(expected["columns"]) == (2, 2)
     assert np.shape(expected["rows"]) == (2, batch)
     for name, values in expected.items():
@@ -125,15 +122,8 @@ class ReturnsVectors(custom_steps.Guide):
 def test_vectors_are_not_mixed_up(ours, optimized_graphs):
     """TensorFlow takes another output of an operation to stack with itself."""
 
-    def fit():
-        keras.utils.set_random_seed(1)
-        model = custom_steps.compiled(ReturnsVectors())
-        x, y = custom_steps.X, custom_steps.Y
-        return model.fit(x, y, batch_size=3, shuffle=False, verbose=0).history
-
-    expected = fit()
-    with ours.scope():
-        found = fit()
+    x, y = custom_steps.X, custom_steps.Y
+    expected, found = histories(ours, ReturnsVectors, x, y, batch_size=3)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
@@ -253,11 +243,8 @@ def test_optimizer_is_built_the_same_on_all_replicas(ours):
         ours.run(optimizer.apply, ([tf.ones(2)], [variable]))
 
     step()
-    for each in (variable, *optimizer.variables):
-        first, second = ours.experimental_local_results(each.value)
-        np.testing.assert_array_equal(first, second)
-    steps = ours.experimental_local_results(optimizer.iterations.value)
-    assert [int(each) for each in steps] == [1, 1]
+    assert_copies_agree(ours, (variable, *optimizer.variables))
+    assert copies(ours, optimizer.iterations) == [1, 1]
 
 
 def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
@@ -302,17 +289,14 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
         model.fit(x, x, batch_size=2, verbose=0)
         return model.get_weights()[0] - before
 
-    expected = fit()
+    expected, found = run_twice(ours, fit)
     assert np.abs(expected) > 0.5
-    with ours.scope():
-        found = fit()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_predictions_are_those_of_the_rows(ours):
-    expected = custom_steps.predictions()
-    with ours.scope():
-        assert custom_steps.predictions() == expected
+    expected, found = run_twice(ours, custom_steps.predictions)
+    assert found == expected
 
 
 def counted(strategy, batch, other=None):
@@ -322,9 +306,7 @@ def counted(strategy, batch, other=None):
     """
 
     def parts(tensor, other):
-        return strategy.experimental_distribute_values_from_function(
-            lambda c: other if c.replica_id_in_sync_group else tensor
-        )
+        return per_replica(strategy, lambda rank: other if rank else tensor)
 
     rows = tf.shape(batch[0])[0]
     others = other or [tensor[:1] for tensor in batch]
@@ -367,9 +349,9 @@ def test_padding_row_does_not_count(ours, reduction, synchronized):
     ]
     batch[0][0, 2:] = 0  # Some steps are masked.
     batch = [tf.constant(values) for values in batch]
-    expected = make_telling(reduction, synchronized=synchronized)
-    with ours.scope():
-        actual = make_telling(reduction, synchronized=synchronized)
+    expected, actual = run_twice(
+        ours, lambda: make_telling(reduction, synchronized=synchronized)
+    )
     step, test = map(tf.function, (expected.train_step, expected.test_step))
     logs = [step(batch), test(batch)]
 
@@ -453,9 +435,7 @@ def test_values_of_any_dtype_are_joined(ours, dtype):
         rows = tf.cast(numbers, dtype)
     if rows.dtype.is_complex:
         rows *= 1 + 2j
-    parts = ours.experimental_distribute_values_from_function(
-        lambda c: rows[2:] if c.replica_id_in_sync_group else rows[:2]
-    )
+    parts = per_replica(ours, lambda rank: rows[2:] if rank else rows[:2])
     joined = [ours.gather(parts, 0), tf.function(ours.gather)(parts, 0)]
     for value in joined:
         assert value.dtype == rows.dtype
@@ -463,10 +443,6 @@ def test_values_of_any_dtype_are_joined(ours, dtype):
 
 
 def test_strings_of_a_replica_without_any_are_joined(ours):
-    empty = tf.zeros([0], tf.string)
-    parts = ours.experimental_distribute_values_from_function(
-        lambda c: (
-            empty if c.replica_id_in_sync_group else tf.constant(["a", ""])
-        )
-    )
+    strings = [tf.constant(["a", ""]), tf.zeros([0], tf.string)]
+    parts = per_replica(ours, strings.__getitem__)
     assert ours.gather(parts, 0).numpy().tolist() == [b"a", b""]

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from custom_steps import Guide, X, Y
+from one_process import TOLERANCE, assert_trains_alike, run_twice
 
 import tf_optimizers as tfo
 from tf_optimizers.workers.steps.replica_state import replica
-
-# For float32 sums in another order, over steps of more than 1e-2.
-TOLERANCE = 2e-6
 
 
 @pytest.fixture
@@ -151,11 +149,7 @@ def trained(name, **compile_arguments):
 )
 def test_step_of_any_name_equals_one_process(ours, trains, name):
     """The last batch has a row on one replica only."""
-    expected, expected_logs = trained(name)
-    with ours.scope():
-        actual, logs = trained(name)
-    assert cases.error(actual.weights, expected.weights) < TOLERANCE
-    assert cases.error(logs, expected_logs) < 1e-5
+    assert_trains_alike(ours, lambda: trained(name))
     known = [is_training for is_training, _ in itertools.groupby(trains)]
     assert known == ([False] if name == "both" else [True, False])
 
@@ -237,9 +231,7 @@ def test_steps_may_return_variables_and_truth_values(ours, eagerly):
         )
         return seen
 
-    expected = logs()
-    with ours.scope():
-        found = logs()
+    expected, found = run_twice(ours, logs)
     for own, other in zip(found, expected, strict=True):
         assert own.keys() == other.keys()
         for name, value in other.items():

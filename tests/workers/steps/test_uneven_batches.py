@@ -5,14 +5,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from local import assert_copies_agree, copies, per_replica
+from one_process import TOLERANCE, assert_trains_alike
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((7, 4, 3)).astype("float32")
 X[:, 2:] *= RNG.integers(0, 2, (7, 2, 1))  # Time steps of zeros are masked.
 Y = RNG.standard_normal((7, 4, 2)).astype("float32")
 WEIGHT = np.linspace(0.2, 3, 7, dtype="float32")[:, np.newaxis]
-# For float32 sums in another order, over steps of more than 1e-2.
-TOLERANCE = 2e-6
 
 
 class Penalized(keras.layers.Dense):
@@ -104,13 +104,9 @@ LONG = [
     ],
 )
 def test_uneven_batches_equal_one_process(ours, case):
-    expected, expected_logs = fit(**case)
-    with ours.scope():
-        actual, logs = fit(**case)
+    expected = assert_trains_alike(ours, lambda: fit(**case))
     start = make_model(**case.get("model", {})).get_weights()
     assert cases.error(start, expected.get_weights()) > 1e-2
-    assert cases.error(actual.weights, expected.weights) < TOLERANCE
-    assert cases.error(logs, expected_logs) < 1e-5
 
 
 def test_replica_without_rows_keeps_its_statistics(ours):
@@ -121,21 +117,15 @@ def test_replica_without_rows_keeps_its_statistics(ours):
     mean = next(w for w in model.weights if "moving_mean" in w.path)
     found = []
     keep = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: found.append(
-            [
-                part.numpy()
-                for part in ours.experimental_local_results(mean.value)
-            ]
-        )
+        on_train_batch_end=lambda batch, logs: found.append(copies(ours, mean))
     )
     model.fit(X, Y, batch_size=3, shuffle=False, verbose=0, callbacks=[keep])
     # One replica has three batches, the other two; the end averages them.
     _, (before, others), (after, same) = found
     assert np.abs(after - before).max() > 1e-4
     np.testing.assert_allclose(same, others, rtol=1e-6)
-    first, second = ours.experimental_local_results(mean.value)
-    np.testing.assert_allclose(first, (after + same) / 2, rtol=1e-6)
-    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(mean, (after + same) / 2, rtol=1e-6)
+    assert_copies_agree(ours, [mean])
 
 
 def test_eager_masks_on_several_devices_are_rejected(ours):
@@ -163,15 +153,11 @@ def test_loss_of_a_loop_is_weighted_by_rows(ours):
 
     def run(step, *batch):
         parts = [[part[:2] for part in batch], [part[2:] for part in batch]]
-        ours.run(
-            step,
-            [
-                ours.experimental_distribute_values_from_function(
-                    lambda c, i=i: parts[c.replica_id_in_sync_group][i]
-                )
-                for i in range(2)
-            ],
+        shared = (
+            per_replica(ours, lambda rank, i=i: parts[rank][i])
+            for i in range(2)
         )
+        ours.run(step, tuple(shared))
 
     expected = train(make_model(), lambda step, *batch: step(*batch))
     with ours.scope():
