@@ -327,17 +327,6 @@ def test_exclude_method_after_build_is_rejected(case):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 
-def test_decay_is_applied_once(case):
-    """With a zero gradient, the step is the decay times its trust ratio."""
-    needs_trust_ratio(case)
-    variables = cases.make_variables()
-    before = [v.numpy() for v in variables]
-    zeros = [np.zeros_like(v) for v in before]
-    case.make(0.01, exclude_from_layer_adaptation=[""]).apply(zeros, variables)
-    expected = [v * (1 - 0.01 * 0.05) for v in before]
-    assert cases.error(variables, expected) < 1e-7
-
-
 def test_sparse_gradient_equals_dense_gradient(case):
     """Rows are unsorted, repeated and missing."""
     rows = tf.constant([3, 1, 3, 0])

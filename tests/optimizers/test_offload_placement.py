@@ -290,16 +290,6 @@ def test_sparse_loco_keeps_residuals_next_to_the_state(sync_every):
     assert {op.type for op in operations} <= TRANSPORT
 
 
-def test_last_variable_is_stepped_first():
-    graph = trace(one_device())
-    buffers = [
-        op.get_attr("shape")
-        for op in graph.get_operations()
-        if op.type == "VarHandleOp"
-    ]
-    assert list(map(tf.TensorShape, buffers)) == [[3], [4, 5]]
-
-
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
     """Meanwhile, the changes of stepped variables are sent back."""
@@ -397,7 +387,7 @@ PLACES = {
 }
 
 
-def make_model(dtype, place):
+def make_model(dtype):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(5, dtype=dtype) for _ in range(2)]
     model = keras.Sequential([keras.Input((4,)), *layers])
@@ -415,25 +405,20 @@ def train(model, epochs):
     return [cases.as_numpy(w) for w in model.weights]
 
 
-SOURCES = [("device", "bfloat16")]
-LONG = [("host", "float32"), ("host", "bfloat16"), ("device", "float32")]
-LONG += [("one device", "float32"), ("one device", "bfloat16")]
+SOURCES = [
+    ("device", "bfloat16"),
+    pytest.param(("host", "float32"), marks=pytest.mark.long),
+    pytest.param(("one device", "float32"), marks=pytest.mark.long),
+]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *SOURCES,
-        *(pytest.param(source, marks=pytest.mark.long) for source in LONG),
-    ],
-    ids="-".join,
-)
+@pytest.fixture(scope="module", params=SOURCES, ids="-".join)
 def source(request, tmp_path_factory):
     """Return a model's device, dtype and files, and later weights."""
     place, dtype = request.param
     folder = tmp_path_factory.mktemp("source")
     with PLACES[place]():
-        model = make_model(dtype, place)
+        model = make_model(dtype)
         train(model, 2)
         model.save(folder / "model.keras")
         model.save_weights(folder / "model.weights.h5")
@@ -449,7 +434,7 @@ def test_restart_on_another_device_gives_the_same_steps(source, target):
     with PLACES[target]():
         loaded = [keras.models.load_model(folder / "model.keras")]
         for _ in range(2):
-            model = make_model(dtype, target)
+            model = make_model(dtype)
             model.optimizer.build(model.trainable_variables)
             loaded.append(model)
         loaded[1].load_weights(folder / "model.weights.h5")
@@ -515,20 +500,14 @@ def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):
     assert_equal_to_one_replica(name, two_workers, alone, 2, copies=1)
 
 
-def compiled_step(dtype="float32", **kwargs):
-    variables = cases.make_variables(dtype)
-    optimizer = tfo.AdamOffload(**kwargs)
-
-    @tf.function(jit_compile=True)
-    def step(gradients):
-        optimizer.apply(gradients, variables)
-
-    return variables, optimizer, step
-
-
 def test_xla_on_another_device_is_rejected_with_the_way_out():
     with tf.device("CPU:1"):
-        variables, optimizer, step = compiled_step()
+        variables, optimizer = cases.make_variables(), tfo.AdamOffload()
+
+        @tf.function(jit_compile=True)
+        def step(gradients):
+            optimizer.apply(gradients, variables)
+
         before = [v.numpy() for v in variables]
         with pytest.raises(RuntimeError, match="jit_compile=False") as error:
             step([tf.constant(g) for g in cases.make_gradients(0)])

@@ -65,18 +65,6 @@ def test_without_residuals_it_is_keras_sgd(mirrored, settings, nesterov):
     assert dgc.worst(run.weights(), other[-1]) > 1e-2
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_other_rule_differs_from_keras_sgd(mirrored, nesterov):
-    expected = keras_sgd(schedule(), nesterov=nesterov)
-    run = dgc.Run(
-        *(mirrored, start(), schedule()),
-        **{"nesterov": nesterov, "rate_in_momentum": False} | WHOLE,
-    )
-    for step in range(len(RATES)):
-        run.step(gradients_of(step))
-    assert dgc.worst(run.weights(), expected[-1]) > 1e-2
-
-
 def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
     twice = {"gradient_accumulation_steps": 2, "loss_scale_factor": 4.0}
     run = dgc.Run(mirrored, start(), **WHOLE | twice)
