@@ -103,11 +103,6 @@ class GuideWithFloats(Guide):
         return {name: float(value) for name, value in logs.items()}
 
 
-class GuideWithLoss(Guide):
-    def loss_of(self, y, y_pred):
-        return keras.losses.MeanSquaredError()(y, y_pred)
-
-
 class GuideWithRows(Guide):
     def loss_of(self, y, y_pred):
         return ops.mean(keras.losses.MeanSquaredError(None)(y, y_pred))
@@ -418,7 +413,6 @@ CASES = {
         Guide(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     ),
     "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
-    "loss": lambda: compiled(GuideWithLoss()),
     "rows": lambda: compiled(GuideWithRows()),
     "sum": lambda: compiled(GuideWithSum()),
     "synchronized": lambda: compiled(GuideSynchronized()),
@@ -445,7 +439,6 @@ CASES = {
         dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)
     ),
     "unlisted": lambda: compiled(Unlisted()),
-    "total": lambda: compiled(dense(2), sgd(), "mse", metrics=[Total()]),
 }
 
 

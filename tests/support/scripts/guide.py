@@ -8,7 +8,6 @@ import random
 import sys
 import warnings
 
-import custom_steps
 import keras
 import numpy as np
 import state
@@ -202,18 +201,11 @@ def assigned():
     return {"asked": asked, "measured": measured, "saved": [saved, loaded]}
 
 
-def sharp():
-    """Return weights of steps that move them and back; and another error."""
-    strategy = Strategy()
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = custom_steps.compiled(custom_steps.Sharp())
-        layers = [state.Weight(2), keras.layers.Dense(2)]
-        other = state.compiled(*layers)
-    data = custom_steps.X, custom_steps.Y
-    model.fit(*data, batch_size=3, epochs=2, shuffle=False, verbose=0)
-    error = message_of(lambda: other.fit(*data, verbose=0))
-    return {"weights": as_lists(model.get_weights()), "error": error}
+def parted():
+    """Return the error of a weight that a layer assigns in each step."""
+    with Strategy().scope():
+        model = state.compiled(state.Weight(2), keras.layers.Dense(2))
+    return message_of(lambda: state.fit(model))
 
 
 def another_cluster():
@@ -928,15 +920,6 @@ def error_of_graph(function):
     return None
 
 
-def mixed():
-    """Return the share of equal pairs in a zip of two shuffles."""
-    Strategy()
-    tf.random.set_seed(None)
-    numbers = tf.data.Dataset.range(200)
-    both = tf.data.Dataset.zip((numbers.shuffle(200), numbers.shuffle(200)))
-    return sum(int(a == b) for a, b in both) / 200
-
-
 def without_a_batch(rows):
     """Drop rows 4 to 7, which are a batch, and row 8 of the next batch."""
     return tf.boolean_mask(rows, (rows[:, 0] < 4) | (rows[:, 0] > 8))
@@ -984,9 +967,9 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, uncompiled, read, another_cluster),
-        *(versions, hashes, shifted, assigned, sharp),
+        *(versions, hashes, shifted, assigned, parted),
         *(order, seeds, counts, files, kinds, outside, looped, rows),
-        *(compared, mixed, by_rows, looked, permuted, batches, generated),
+        *(compared, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),
         *(dtypes.empty, moved.moved),
         *(keras_tools.callbacks, keras_tools.lora),
