@@ -22,21 +22,8 @@ def expected(tmp_path_factory):
     return training.reference(tmp_path_factory.mktemp("reference"))
 
 
-OTHERS = pytest.mark.skip(reason="`python tests/faults` tries it")
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "case",
-    [
-        *CASES,
-        *(
-            pytest.param(case, marks=OTHERS)
-            for case in soak.CASES
-            if case not in CASES
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_fault_ends_as_it_should(case, expected):
     if reason := soak.missing(case):
         pytest.skip(reason)

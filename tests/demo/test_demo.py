@@ -362,11 +362,6 @@ def test_report_links_exist_and_plots_are_images(report_dir):
     assert set(links) | {"report.md"} == names
 
 
-@pytest.mark.long
-def test_report_says_that_the_run_was_reduced(report_dir):
-    assert "reduced run" in (report_dir / "report.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
