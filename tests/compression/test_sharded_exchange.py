@@ -11,9 +11,7 @@ import tensorflow as tf
 from scripts import scatter, transport
 
 from tf_optimizers.codes.entries import Entries, pack_entries, unpack_entries
-from tf_optimizers.compression.exchanges import (
-    choose_exchange,
-)
+from tf_optimizers.compression.exchanges import choose_exchange
 from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.shards import Shards, fill, slots_of
 from tf_optimizers.compression.sparsity_schedule import sent_count

@@ -25,33 +25,32 @@ GROUPS = [
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def group(request, tmp_path_factory):
-    """Return the same run of DGCMomentum under each kind of strategy, by name.
-
-    The result also has the number of devices per worker, and the settings.
-    """
-    devices, which, *kinds = request.param
-    folder = tmp_path_factory.mktemp("transport")
-    results = real_workers.results(
-        "transport", folder, 2, which, *kinds, devices=devices
-    )
-    by_kind = {kind: [result[kind] for result in results] for kind in kinds}
-    return by_kind, devices, which
-
-
-@pytest.fixture(scope="module")
-def transports(group):
-    return group[0]
+def group(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def devices(group):
-    return group[1]
+    return group[0]
 
 
 @pytest.fixture(scope="module")
 def which(group):
-    return group[2]
+    return group[1]
+
+
+@pytest.fixture(scope="module")
+def transports(group, tmp_path_factory):
+    """Return the same run of DGCMomentum under each kind of strategy, by name.
+
+    A run has a report of each worker.
+    """
+    devices, which, *kinds = group
+    folder = tmp_path_factory.mktemp("transport")
+    results = real_workers.results(
+        "transport", folder, 2, which, *kinds, devices=devices
+    )
+    return {kind: [result[kind] for result in results] for kind in kinds}
 
 
 @pytest.fixture(scope="module")

@@ -753,22 +753,17 @@ def model_text(program):
     return "def make_model():\n" + indent(body)
 
 
-def layer_list(program, flat=True):
+def layer_list(program):
     """Return the expressions of a body's layers."""
     bodies = BODIES[program["input"]]
-    found = []
-    is_open = program["input"] != "vector"
     names = list(program["layers"])
-    if program["input"] == "tokens" and not names:
-        names = ["Embedding"]
-    if program["input"] == "tokens" and "mbedding" not in names[0]:
+    if program["input"] == "tokens" and "mbedding" not in "".join(names[:1]):
         names = ["Embedding", *names]
-    for name in names:
-        text = bodies[name][0]
-        if program["vocabulary"] == "set":  # Then the order does not matter.
-            text = text.replace("Embedding(10, 4", 'Embedding(10, 4, "zeros"')
-        found.append(text)
-        is_open = bodies[name][1]
+    found = [bodies[name][0] for name in names]
+    if program["vocabulary"] == "set":  # Then the order does not matter.
+        old, new = "Embedding(10, 4", 'Embedding(10, 4, "zeros"'
+        found = [text.replace(old, new) for text in found]
+    is_open = not names or bodies[names[-1]][1]
     if is_open and program["input"] != "vector":
         found.append("layers.Flatten()")
     return found
