@@ -372,9 +372,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._exclude(weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Check again: by now, a callable in `MultiOptimizer` has chosen
+        # Repeat this: by now, a callable in `MultiOptimizer` has chosen
         # optimizers.
         self._check_strategy(variables)
+        self._exclude(weights)
         with self._steps.variable_scope():
             for variable in variables:
                 if not is_overwritten(self, variable):

@@ -168,6 +168,27 @@ def test_groups_inside_exclude_variables():
     assert decayed_alone(model) == [False, False, True, True]
 
 
+@cases.needs_groups
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("inner", INNER)
+def test_optimizers_that_a_callable_chooses_exclude_variables(inner, how):
+    """They are not known before the optimizer is built."""
+    made = keras.optimizers.MultiOptimizer(lambda _: INNER[inner]())
+    optimizer = tfo.SparseLoCo(made)
+    model = make_model("sequential")
+    for weight in model.weights:
+        weight.assign(weight + 1.0)
+    if how == "variables":
+        optimizer.exclude_from_weight_decay([model.weights[2]])
+    else:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, "mse")
+    excluded = [2] if how == "variables" else [1, 3]
+    expected = [i not in excluded for i in range(4)]
+    assert decayed_alone(model) == expected
+
+
 @pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
 def test_inner_optimizer_excludes_the_same_beside_half_precision(tmp_path):
     """The inner optimizer updates master weights, which have other names."""

@@ -1,13 +1,14 @@
 """Wraps an inner optimizer, and runs it on a single replica."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import built_variables
+from tf_optimizers._compat.keras_internals import built_variables, variable_key
 from tf_optimizers._compat.owned import own_rows
 from tf_optimizers._compat.strategies import (
     Attribute,
@@ -85,13 +86,15 @@ class Wrapper(Optimizer):
     def _exclude(self, weights: Sequence[Any]) -> None:
         """Exclude variables from the inner optimizer's weight decay.
 
-        Call this method before the inner optimizer is built. `weights` are the
-        variables that the inner optimizer updates.
+        Call this method before the inner optimizer is built, and again
+        afterwards if a callable in `MultiOptimizer` may have chosen optimizers
+        in `build`. `weights` are the variables that the inner optimizer
+        updates.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if chosen:
             for part in wrapped_optimizers(self.inner_optimizer):
-                part.exclude_from_weight_decay(chosen)
+                _exclude_from(part, chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
         """Move this and all wrapped optimizers into the variables' strategy."""
@@ -120,6 +123,25 @@ class Wrapper(Optimizer):
         optimizer = cls(**config | {"inner_optimizer": inner})
         optimizer._exclusions = exclusions
         return optimizer
+
+
+def _exclude_from(part: Any, variables: Sequence[Any]) -> None:
+    """Exclude variables from an optimizer's weight decay, even if it is built.
+
+    Variables that the optimizer does not update are ignored.
+    """
+    if not part.built or not isinstance(part, Optimizer):
+        part.exclude_from_weight_decay(variables)
+        return
+    keys = {variable_key(part, variable) for variable in variables}
+    chosen = {
+        i
+        for i, variable in enumerate(built_variables(part))
+        if variable_key(part, variable) in keys
+    }
+    part._excluded = dataclasses.replace(
+        part._excluded, chosen=part._excluded.chosen | chosen
+    )
 
 
 def check_new(value: Any, check: Callable[[Any], None]) -> None:
