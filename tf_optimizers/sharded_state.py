@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
+from tf_optimizers._compat import Gradient, distinct
 from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras_internals import (
     is_overwritten,
@@ -170,7 +170,7 @@ class ShardedState(Wrapper):
         """Choose owners, and create the inner optimizer's state there."""
         if self.built:
             return
-        inner, variables = self.inner_optimizer, list(variables)
+        inner, variables = self.inner_optimizer, distinct(variables)
         self._adopt(variables)
         strategy = strategy_of(self)
         replicas = strategy.num_replicas_in_sync

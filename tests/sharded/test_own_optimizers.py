@@ -210,6 +210,22 @@ def test_two_gradients_are_accumulated_once(mirrored):
     assert_alike(found, expected, state=False)
 
 
+class Repeated(tfo.ShardedState):
+    """Is built with its first variable twice."""
+
+    def build(self, variables):
+        super().build([*variables, variables[0]])
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.Adam, tfo.Lamb])
+def test_a_variable_that_is_listed_twice_has_one_average(mirrored, kind):
+    def inner():
+        return kind(0.1, use_ema=True, ema_momentum=0.5)
+
+    found = stepped(mirrored, lambda: Repeated(inner()))
+    assert_alike(found, stepped(mirrored, lambda: tfo.ShardedState(inner())))
+
+
 class StartsAtWeights(tfo.Lamb):
     """Assigns to its slots while it is built."""
 
