@@ -349,6 +349,19 @@ def test_bad_argument_is_rejected(kwargs, error, message):
         tfo.callbacks.BackupAndRestore(**{"backup_dir": "x"} | kwargs)
 
 
+def test_folder_is_where_the_callback_was_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    callback = tfo.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = np.zeros((2, 1))
+    model.fit(data, data, verbose=0, callbacks=[callback])
+    assert list((tmp_path / "backup").glob("*.json"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_unbuilt_model_is_rejected(tmp_path):
     callback = tfo.callbacks.BackupAndRestore(tmp_path)
     callback.set_model(keras.Sequential([keras.layers.Dense(1)]))

@@ -6,6 +6,7 @@ these functions in the same order, and get the same results.
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tf_optimizers.callbacks.backup.files import Folder
@@ -15,19 +16,22 @@ from tf_optimizers.replicas import ReplicaGroup, digests
 
 
 def check_folder(path: Any) -> str:
-    """Check `backup_dir`; return the path as text."""
+    """Check `backup_dir`; return the absolute path as text.
+
+    The script may call `os.chdir` before `fit`.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
             f"`backup_dir` must be a path. Received: backup_dir={path!r}."
         )
-    text = os.fspath(path)
-    if not text or "://" in str(text):
+    text = os.fsdecode(path)
+    if not text or "://" in text:
         raise ValueError(
             "`backup_dir` must be a folder on a local or mounted file system. "
             f"Received: backup_dir={path!r}. Mount the storage, and pass the "
             "path of the mount."
         )
-    return str(text)
+    return str(Path(text).absolute())
 
 
 def check_frequency(value: Any) -> str | int:
