@@ -342,6 +342,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._finish_travel()
         super().load_own_variables(store)
 
+    def _check_name(self, name: str) -> None:
+        """Wait, before a checkpoint is restored, until entries have arrived."""
+        super()._check_name(name)
+        self._finish_travel()
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()
