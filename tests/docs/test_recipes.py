@@ -182,7 +182,14 @@ def test_pods_share_a_volume_by_uncommenting_lines():
     pod = job["spec"]["template"]["spec"]
     (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
     assert volume["name"] == mount["name"]
-    assert volume["persistentVolumeClaim"]["claimName"]
+    claim = yaml.safe_load((MANIFESTS / "volume.yaml").read_text())
+    assert claim["apiVersion"] == "v1"
+    assert claim["kind"] == "PersistentVolumeClaim"
+    name = claim["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == name
+    assert {*claim["spec"]} == {"accessModes", "resources"}
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["resources"]["requests"]["storage"]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +244,23 @@ def test_commands_of_sagemaker_are_those_of_the_launcher():
         variables = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"}
         found = find_place(options.cluster, variables, options.machines)
         assert (found.rank, found.hosts) == (1, ["a", "b"])
+
+
+def test_commands_of_all_pages_are_those_of_the_launcher():
+    """Whatever page people copy from, the launcher knows the options."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = []
+    for page in pages:
+        text = " ".join(page.read_text().replace("\\\n", " ").split())
+        found += re.findall(
+            r"python -m tf_optimizers\.launch ([^`\"]*?)train\.py", text
+        )
+    assert len(found) > 15
+    for command in found:
+        own, script = split([*command.split(), "train.py"])
+        assert script == ["train.py"]
+        options = make_parser().parse_args(own)
+        assert options.workers or options.cluster, command
 
 
 def test_failures_are_those_that_are_tested():
