@@ -491,6 +491,8 @@ def test_scripts_of_the_page_on_horovod_equal_one_process(results):
     first, second = (result["moved"] for result in results)
     assert first["weights"] == second["weights"]
     assert first["loop"] == second["loop"]
-    expected = moved.in_one_process()
+    assert first["loss"] == second["loss"]
+    expected, loss = moved.in_one_process()
     for found, weights in zip(first["loop"], expected, strict=True):
         np.testing.assert_allclose(found, weights, atol=1e-6)
+    np.testing.assert_allclose(first["loss"], loss, 1e-5)

@@ -1,4 +1,4 @@
-"""Runs the code of docs/horovod.md on a worker."""
+"""Runs the code of docs/horovod.md, and the custom loop, on a worker."""
 
 import ast
 import os
@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "horovod.md"
+LOOP = PAGE.with_name("strategy.md")
 COMMAND = "python -m tf_optimizers.launch "
 
 
@@ -28,7 +29,10 @@ def rows(text=None):
 
 
 def blocks():
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    """Return the whole script, and the custom loop of docs/strategy.md."""
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    loop = LOOP.read_text().split("## A custom loop\n")[1]
+    return script, re.search(r"```python\n(.*?)```", loop, re.S)[1]
 
 
 # The effect of each row's code: an expression of its `result`, and the value on
@@ -254,6 +258,7 @@ def effects(script, loop, every):
     result = {
         "weights": [w.tolist() for w in space["model"].get_weights()],
         "loop": [w.tolist() for w in space_of_loop["model"].get_weights()],
+        "loss": float(space_of_loop["loss"]),
         "effects": {},
     }
     space |= tools(space) | {
@@ -276,16 +281,17 @@ def effects(script, loop, every):
 
 
 def in_one_process():
-    """Return the result of the page's loop without workers, by NumPy."""
+    """Return weights and last loss of the loop without workers, by NumPy."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
     kernel, bias = model.get_weights()
     x = np.ones((64, 32))
     for _ in range(4):
-        errors = 2 * (x @ kernel + bias) / len(x)
-        kernel -= 0.01 * x.T @ errors
-        bias -= 0.01 * errors.sum(0)
-    return kernel, bias
+        errors = x @ kernel + bias
+        gradients = 2 * errors / len(x)
+        kernel -= 0.01 * x.T @ gradients
+        bias -= 0.01 * gradients.sum(0)
+    return (kernel, bias), (errors**2).mean()
 
 
 def check(results, part, codes):
