@@ -77,7 +77,7 @@ def _runs_command() -> bool:
     )
 
 
-if not TYPE_CHECKING:  # Otherwise a type checker would accept any name.
+if not TYPE_CHECKING:  # With `__getattr__`, a type checker accepts any name.
     __getattr__ = _load
 
 if not _runs_command():

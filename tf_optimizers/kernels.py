@@ -49,7 +49,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Replace each float with the type `float`; return the floats, too."""
+    """Return the constants, with `float` for each float, and the floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -78,7 +78,7 @@ def _cached_function(
 def _with_numbers(
     function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
 ) -> Any:
-    """Put `numbers` into their places in the constants; call `function`."""
+    """Call `function` with a number in place of each `float` in `places`."""
     rest = iter(tf.unstack(numbers))
     leaves = tf.nest.flatten(places)
     leaves = [next(rest) if leaf is float else leaf for leaf in leaves]
@@ -86,7 +86,7 @@ def _with_numbers(
 
 
 def scalar(number: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return a number or a float64 scalar, cast to the dtype of `like`."""
+    """Cast a number or a float64 scalar to the dtype of `like`."""
     return tf.cast(tf.convert_to_tensor(number, tf.float64), like.dtype)
 
 
@@ -100,7 +100,7 @@ def on_gpu() -> bool:
 
 
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the value at a handle, of the shape and dtype of `like`."""
+    """Read the variable of a handle; it has the shape and dtype of `like`."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
     value.set_shape(like.shape)
     return value
@@ -120,8 +120,8 @@ _LANES = 16
 _ROWS = 8
 # For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
-# `scaling` splits smaller scalars into two factors, this one and another, which
-# float32 can hold. Multiplication by a power of two is exact.
+# `scaling` splits a smaller scalar into this factor and a second one, because
+# float32 may not hold the scalar. Multiplying by a power of two is exact.
 _TINY = 2.0**-100
 
 
@@ -210,7 +210,7 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def sum_rows(
     values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Return the sum of each row's values, of shape [count, ...].
+    """Sum the values that belong to the same row; return [count, ...].
 
     All replicas get the same bits, because the order of the additions depends
     only on `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values
@@ -250,13 +250,13 @@ def _add_blocks(
 
     first = tf.constant(0, tf.int64)
     sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
-    # If a tape records an optimizer's step, TensorFlow would compute this
-    # gradient, and XLA cannot compile the gradient of a loop.
+    # Without this, TensorFlow would differentiate the loop if a tape records
+    # the optimizer's step. XLA cannot compile the gradient of a loop.
     return tf.stop_gradient(sums)
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the float64 squares of one vector, or of two as a complex vector.
+    """Return a vector's squares in float64; pack two vectors as complex128.
 
     Summing complex numbers takes one pass over memory. Two sums of real numbers
     would take two passes.

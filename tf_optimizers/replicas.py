@@ -30,8 +30,8 @@ class ReplicaGroup:
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
         averages_statistics: Whether the strategy itself averages variables that
             steps assign, such as the statistics of `BatchNormalization`.
-        exchanges_later: Whether values can travel while the next steps run;
-            see `later`.
+        exchanges_later: Whether values can be exchanged while the next steps
+            run; see `later`.
     """
 
     packs_entries = averages_statistics = exchanges_later = False
@@ -119,8 +119,8 @@ class ReplicaGroup:
         """
 
         def merged(strategy: Any, values: Any) -> list[tf.Tensor]:
-            # Make a call for each value: one call would sum all values on all
-            # devices.
+            # Make one call per value: a single call for all values would sum
+            # every value on every device, not only on the owner's.
             sums = [
                 strategy.extended.reduce_to(
                     tf.distribute.ReduceOp.SUM, value, self.devices[owner]
@@ -150,12 +150,13 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return an object that runs a function in a thread, alongside steps.
+        """Return an object that runs a function in a thread while steps run.
 
         In a step, all replicas call the object's `start(local rank, argument)`.
         The thread then calls the function once, with the argument as an int64
-        tensor. A later step waits for the end of this call with the object's
-        `wait(local rank)`. Only for groups with `exchanges_later`.
+        tensor. In a later step, all replicas call the object's
+        `wait(local rank)`, which blocks until the function has returned. Only
+        for groups with `exchanges_later`.
         """
         raise NotImplementedError
 
@@ -211,7 +212,7 @@ class ReplicaGroup:
 
 @functools.cache
 def warn_if_alone() -> None:
-    """Warn if `TF_CONFIG` has several workers, but this one trains alone.
+    """Warn if `TF_CONFIG` lists several workers, but this one trains alone.
 
     Call this when the process trains without a strategy of several workers.
     """
@@ -323,7 +324,7 @@ def reduce_together(
                 lambda _, join=join, own=own: join(*next(own))
             )
         else:
-            # `strategy.run` would treat this as the user's own call.
+            # Our `strategy.run` would treat this call as a step of the user's.
             joined = tf.distribute.Strategy.run(
                 strategy, join, [values[i] for i in group]
             )

@@ -1,8 +1,9 @@
 """Finds the optimizers that train a model.
 
 One optimizer is passed to `compile`. A custom `train_step` may use more
-optimizers. They are attributes of the model, of compiled models inside the
-model (as in a GAN), or of the user's own objects, or in lists and dicts there.
+optimizers. The search covers the attributes of the model, of compiled models
+inside the model (as in a GAN), and of the user's own objects, and the elements
+of lists and dicts among these attributes.
 """
 
 import itertools

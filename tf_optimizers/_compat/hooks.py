@@ -68,14 +68,15 @@ def build_from_specs(
 def _build(model: keras.Model, build: Callable[[], None]) -> None:
     """Build a model. For models with a custom step, ignore errors of `call`.
 
-    A custom step may call the model with other data. If `call` itself is wrong,
-    the step raises the same error.
+    A custom step may call the model with data other than the batch, so an error
+    here may be harmless. If `call` itself is wrong, the step raises the error
+    again.
 
     Raises:
-        RuntimeError: If a custom step's `call` fails after it has built some
-            layers, since these layers may have the wrong shapes. Not raised
-            with `run_eagerly`, where `call` may fail only because symbolic
-            tensors have no values.
+        RuntimeError: If the model has a custom step, and `call` fails after it
+            has built some layers. These layers may have the wrong shapes. With
+            `run_eagerly`, there is no such error: `call` may have failed only
+            because symbolic tensors have no values.
     """
     if not _has_custom_step(model):
         build()
@@ -107,7 +108,7 @@ def _has_custom_step(model: keras.Model) -> bool:
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
-    """Return a symbolic tensor of a type, or None if the type has no shape."""
+    """Return a symbolic tensor for a type spec, or None if it has no shape."""
     if isinstance(spec, values.PerReplicaSpec):
         spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
@@ -158,9 +159,10 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     """Make `jit_compile="auto"` mean `False` for some models, permanently.
 
     Keras resolves "auto" in `compile`, and checks only whether the layers
-    support XLA. A custom `compile` may set the optimizer after
-    `super().compile()`, so Keras checks the optimizer again when it creates
-    the function of a step. An explicit `jit_compile` is not changed.
+    support XLA. This function adds a check of the optimizer. A custom `compile`
+    may set the optimizer after `super().compile()`, so the check is repeated
+    when Keras reads `jit_compile` to create a step's function. An explicit
+    `jit_compile` is not changed.
 
     Args:
         cannot_use_xla: Called with a model; returns whether the model's

@@ -151,9 +151,10 @@ def built_variables(optimizer: Any) -> list[Any]:
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
-    """Return the distinct variables given to `build` that the optimizer steps.
+    """Return the variables that the optimizer steps, without duplicates.
 
-    Variables that gradients overwrite (float8 scales) are left out.
+    These are the variables given to `build`, except those that gradients
+    overwrite (float8 scales).
     """
     return [
         variable
@@ -231,7 +232,7 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin at `epoch`; None means its argument `initial_epoch`."""
+    """Make `fit` begin at `epoch`, or, for None, at its own `initial_epoch`."""
     # A callback cannot change the arguments of `fit`. But after
     # `on_train_begin`, Keras reads this attribute for its own
     # `BackupAndRestore`.

@@ -16,7 +16,8 @@ from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 Rows: TypeAlias = slice | EllipsisType
 
 
-# TensorFlow has no public name for the class of variables that a read reduces.
+# The base class sums or averages the components when the variable is read. It
+# has no public name.
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 

@@ -31,7 +31,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     # Keras has no setter. The change is safe, since an optimizer does not use
     # its strategy before `build`.
     optimizer._distribution_strategy = strategy
-    # Leave out variables of an inner optimizer, which is adopted separately.
+    # Leave out variables of an inner optimizer, which is moved separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -58,9 +58,10 @@ def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def call_for_all(build: Callable[[], None]) -> None:
-    """Call a function once for all replicas of a step, to build optimizers.
+    """Call a function that builds optimizers, once for all replicas of a step.
 
-    Otherwise, assignments in the function would change only the first replica.
+    If a replica called the function itself, assignments in the function would
+    change only the first replica's variables.
     """
 
     def call(_: tf.distribute.Strategy) -> None:
@@ -91,10 +92,10 @@ def adopt_optimizers_of_keras(
     variables. So this function replaces only that method.
 
     Args:
-        is_for: Called with the current strategy; returns whether to adopt
-            optimizers.
+        is_for: Called with the current strategy; returns whether to move
+            optimizers into this strategy.
         check: Called with the strategy and the variables, before the optimizer
-            is adopted.
+            is moved.
     """
 
     def build(

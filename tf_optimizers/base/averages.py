@@ -52,7 +52,11 @@ class Averages:
         )
 
     def update(self) -> None:
-        """Update the averages; overwrite the weights with them when due."""
+        """Update the averages, as `use_ema` asks for.
+
+        Every `ema_overwrite_frequency` updates, overwrite the weights with the
+        averages.
+        """
         if self._optimizer.use_ema:
             call_across_replicas(lambda _: self._update())
 
@@ -111,7 +115,7 @@ class Averages:
             self._assign(moved)
 
     def _average(self, is_later: Any) -> None:
-        """Update the averages, or set them to the weights unless `is_later`."""
+        """Update the averages if `is_later`; else set them to the weights."""
 
         def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)

@@ -40,9 +40,9 @@ class Excluded:
     """The excluded variables of a built optimizer.
 
     Args:
-        labels: For each variable, the last part of its path, and its shape,
-            when the optimizer was built. Later, inner optimizers see other
-            names.
+        labels: For each variable, the last part of its path, and its shape.
+            Both are recorded when the optimizer is built, because the variables
+            of an inner optimizer have other names later.
         chosen: The positions of the variables that the user passed to
             `exclude_from_weight_decay()`.
         by_patterns: For each purpose, such as "weight_decay", the patterns and
@@ -159,8 +159,8 @@ class Exclusions:
     ) -> set[int]:
         """Return the positions of variables that match patterns.
 
-        Return the positions in the saved config if the patterns and variables
-        are those of the config.
+        Loading a model changes paths. So if the patterns and variables are
+        those of the saved config, return the positions in the config.
         """
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
@@ -248,8 +248,8 @@ def _in_name(pattern: str) -> str:
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags must come first. The lookahead limits matches to the path's last
-    # part.
+    # Flags such as (?i) must come first. The lookahead limits matches to the
+    # path's last part.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
 
 
@@ -301,7 +301,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _differ_by_model(path: str, other: str) -> bool:
-    """Return whether one path is the other after a model's name, or equal."""
+    """Return whether paths are equal, except for a model's name at the start."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 

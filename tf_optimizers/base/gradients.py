@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert the arrays of a gradient to tensors; return None for None."""
+    """Convert a gradient of arrays to a gradient of tensors; keep None."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):

@@ -48,8 +48,8 @@ class Wrapper(Optimizer):
 
     Args:
         inner_optimizer: The wrapped optimizer.
-        *args: Arguments of the next constructor in the method resolution order,
-            after the learning rate.
+        *args: Arguments that follow the learning rate in the constructor of the
+            next class in the method resolution order.
         **kwargs: Keyword arguments of this constructor.
     """
 
@@ -198,8 +198,8 @@ class InnerSteps:
         optimizer: The inner optimizer.
         variables: The variables that the inner optimizer updates: the model's
             variables or, in half precision, their master weights.
-        likes: The model's variables. The inner optimizer sees their names and
-            paths.
+        likes: The model's variables. During a step, `variables` have the names
+            and paths of these variables.
     """
 
     def __init__(
@@ -271,7 +271,8 @@ class InnerSteps:
 def _groups_of(optimizer: Any) -> Sequence[Any]:
     """Return the optimizers of a `MultiOptimizer`, or a list of the optimizer.
 
-    `MultiOptimizer`, new in Keras 3.12, fails for a group without gradients.
+    Each is called separately, because a `MultiOptimizer` (new in Keras 3.12)
+    fails if one of its optimizers has no gradients.
     """
     kind = getattr(keras.optimizers, "MultiOptimizer", ())
     return optimizer.optimizers if isinstance(optimizer, kind) else [optimizer]

@@ -184,9 +184,9 @@ class Optimizer(keras.optimizers.Optimizer):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context(strategy_of(self).num_replicas_in_sync)
-        # When a dataset of unknown length ends, no gradient is computed, and
-        # nothing may change, not even `iterations`. So the update depends on
-        # the last gradient.
+        # When a dataset of unknown length ends, the step computes no gradient,
+        # and must not change anything, not even `iterations`. So a control
+        # dependency lets the update run only after the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
