@@ -73,8 +73,8 @@ PATCHES = (
         features=(STRATEGY,),
         why="Keras passes a model's step to the strategy, without the model. "
         "A lambda or a decorated step does not refer to the model.",
-        without="With N replicas, such a step trains with N times the gradient, "
-        "and local steps wait for the network.",
+        without="With N replicas, such a step trains with N times the "
+        "gradient, and local steps wait for the network.",
         until="Keras also passes the model to the strategy.",
         test="workers/steps/test_named_steps.py::"
         "test_step_of_any_name_equals_one_process",
@@ -181,8 +181,8 @@ PATCHES = (
         features=(STRATEGY,),
         why="Like Keras, these functions divide losses by the number of "
         "replicas.",
-        without="With N replicas, a `train_step` that uses them trains on 1 / N "
-        "of its loss.",
+        without="With N replicas, a `train_step` that uses them trains on "
+        "1 / N of its loss.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),

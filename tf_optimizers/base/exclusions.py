@@ -301,7 +301,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _differ_by_model(path: str, other: str) -> bool:
-    """Return whether paths are equal, except for a model's name at the start."""
+    """Return whether two paths are equal, except for a leading model name."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 

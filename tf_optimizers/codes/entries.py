@@ -111,11 +111,11 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Return each part's number of bytes, given its number of bits.
+    """Divide the bytes of a message among its parts.
 
-    The parts follow one another without gaps. A byte with bits of several parts
-    counts for the first of these parts. The last part includes the padding to a
-    whole number of words.
+    The argument is each part's number of bits. The parts follow one another
+    without gaps. A byte with bits of several parts counts for the first of
+    these parts. The last part includes the padding to a whole number of words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD

@@ -19,7 +19,7 @@ CHUNK = 64
 
 
 def chunk_count(count: int, tensors: int = 1) -> int:
-    """Return the most chunks that entries of several tensors can need.
+    """Return the largest number of chunks that `count` entries can need.
 
     The first entry of each tensor begins a chunk. Every `CHUNK` further entries
     may need another chunk.
@@ -126,9 +126,10 @@ class _SeveralTensors:
 
 
 def _first_indices(rising: tf.Tensor, count: int) -> tf.Tensor:
-    """Return where in each row each number below `count` first occurs.
+    """Return the index of the first occurrence of each number below `count`.
 
-    For a number that does not occur, return where it would be inserted.
+    Each row is searched separately. If a number does not occur in a row, return
+    the index where it would be inserted.
     """
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

@@ -125,7 +125,7 @@ def _eights(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _row_starts(rows: int, size: int) -> np.ndarray:
-    """Return the index of each row's first element when rows are joined."""
+    """Return the index of each row's first element in the joined rows."""
     return size * np.arange(rows, dtype="int64")[:, np.newaxis]
 
 
@@ -261,7 +261,7 @@ def _groups(
 def _low_bits(size: int, count: int) -> int | None:
     """Return the number of low bits that gives the shortest code.
 
-    Return None if one bit per element takes no more bits.
+    Return None if the code with one bit per element is at least as short.
     """
     low = min(
         range(size.bit_length()), key=lambda b: _split_bits(size, count, b)

@@ -27,7 +27,7 @@ from tf_optimizers.codes.layout import Layout, chunk_count
 # Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
 # not, but all replicas must read the same values.
 _SMALLEST_SCALE = 2.0**-120
-# The largest bfloat16 that is finite in float32 when multiplied by 7.
+# The largest bfloat16 number whose product with 7 is finite in float32.
 _LARGEST_STEP = 73 * 2.0**119
 
 _NOT_FINITE = (0.0, float("nan"), float("inf"), float("-inf"))
@@ -209,8 +209,8 @@ class Int2(Chunked):
         """Return the uint8 codes of chunks, and scales [chunks, 2]."""
         magnitudes = tf.abs(chunks)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
-        # The sum of relative magnitudes cannot overflow. Zeros do not count in
-        # means.
+        # Use relative magnitudes, because their sum cannot overflow. `_mean`
+        # leaves out zeros.
         relative = tf.math.divide_no_nan(magnitudes, largest)
         is_high = relative >= _mean(relative)
         means = [

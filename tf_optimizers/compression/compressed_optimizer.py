@@ -19,7 +19,7 @@ from tf_optimizers.compression.traffic import traffic_summary
 
 
 class CompressedOptimizer(Optimizer):
-    """An optimizer that sends only the largest accumulated gradients.
+    """An optimizer that sends only the largest entries of its gradients.
 
     The residual of a variable accumulates gradients until they are sent. A
     subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual` for

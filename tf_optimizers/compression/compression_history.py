@@ -35,8 +35,8 @@ class CompressionHistory:
         self._strategy = strategy
         self._indices: set[int] = set()
         self._is_begun = False
-        # The step that sends the residuals of a state that was loaded after the
-        # cool-down.
+        # If the state was loaded after the cool-down, this step sends the
+        # residuals.
         self._flush_step: int | None = None
 
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:

@@ -331,7 +331,7 @@ class Compressor:
 
 
 def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Return a dense or sparse update, multiplied by a unit."""
+    """Return a dense or sparse update times `unit`."""
     if not isinstance(update, tf.IndexedSlices):
         return unit * update
     values = unit * tf.cast(update.values, unit.dtype)

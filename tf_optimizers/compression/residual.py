@@ -143,7 +143,8 @@ def _clear(
     unit: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
-    # `_set` drops positions beyond the end.
+    # Entries that were not sent get a position beyond the end, which `_set`
+    # drops.
     end = tf.constant(like.shape.num_elements(), positions.dtype)
     sent_at = tf.where(sent == 0, end, positions)
     rest = (values - sent) * unit / devices

@@ -159,7 +159,7 @@ class ShardedExchange(Exchange):
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return the worker's rows that this replica sends, flattened."""
+        """Return only the rows that this replica sends, flattened."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
         return tf.reshape(rows[:, replicas_of().rank % devices], [-1])
