@@ -238,7 +238,8 @@ class AdamOffload(HostOptimizer):
         master = self._masters[index]
         if master is not None:
             others = *state, gradient, master.handle
-            # An earlier gradient of the same step may have changed the value.
+            # If the variable has several gradients in this step, an earlier one
+            # has computed a new value, but the value is not sent yet.
             value = self._placement.unsent.get(id(variable), value_of(variable))
             return in_place(_move_master, constants, value, *others)
         decayed = [value_of(variable)] if self._decay_of(index) else []

@@ -51,7 +51,7 @@ _CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
 
 
 class MomentumHyperparameters(NamedTuple):
-    """The hyperparameters of a variable.
+    """The hyperparameters of one variable's step.
 
     Inside a kernel, each float is a float64 scalar; see `compiled`.
     """
@@ -378,8 +378,8 @@ class DGCMomentum(CompressedOptimizer):
     ) -> tf.Tensor:
         """Add the mean gradient to u; return the update of a variable.
 
-        All replicas have the same u. The update is N times the change that u
-        gives, as if each of N replicas had sent this change.
+        All replicas have the same u, and compute the same change from it. The
+        update is N times this change, as if each of N replicas had sent it.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])

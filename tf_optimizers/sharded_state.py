@@ -245,7 +245,7 @@ class ShardedState(Wrapper):
             )
         else:
             update(gradients)
-        # A replica that owns no variable counts steps, too.
+        # Count the step on every replica, even if the replica owns no variable.
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:

@@ -67,10 +67,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     right after a synchronization. In a custom training loop, call `synchronize`
     before you evaluate or save the model.
 
-    With `overlap`, entries travel while the next sync_every steps run. Worker i
-    has a copy of w, its own weights w_i, and b_i, the value of w_i at the start
-    of the round. At the end of a round, once the entries of the previous round
-    have arrived:
+    With `overlap`, workers exchange entries while the next sync_every steps
+    run. Worker i has a copy of w, its own weights w_i, and b_i, the value of
+    w_i at the start of the round. At the end of a round, once the entries of
+    the previous round have arrived:
 
         w   <- w - outer_learning_rate (sum of the entries that have arrived)
         e_i <- residual_decay e_i + (b_i - w_i) / N
@@ -139,8 +139,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; see `DGCMomentum`. Defaults to
             `"float32"`.
-        overlap: bool. Whether entries travel while the next local steps run.
-            Needs `sync_every` > 1 and a
+        overlap: bool. Whether workers exchange entries while the next local
+            steps run. Needs `sync_every` > 1 and a
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
@@ -277,7 +277,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._rounds is None or self._rounds.taken == 0
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
-        """Give all replicas the same weights, after any local step.
+        """Give all replicas the same weights, even between two exchanges.
 
         Replicas send their largest entries, as after `sync_every` local steps.
         The next step is again the first of `sync_every` local steps.
@@ -444,8 +444,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             rounds: The rounds, with the weights at the start of this round.
             due: Sets of variables, and whether to exchange each set now, as a
                 bool tensor. None means True. At most one set is exchanged.
-            stepped: The variables of the step that ends the round; empty if the
-                round ends early.
+            stepped: The variables of the step that ends the round; empty if
+                `synchronize` ends the round early.
         """
         compressor = self._compressor
         compressor.allocate()

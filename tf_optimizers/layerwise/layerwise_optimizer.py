@@ -32,9 +32,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     trust_ratio_from_moments,
 )
 
-# The most variables in one launch of a GPU kernel, and the most elements if the
-# launch has several variables. Larger launches would save little time, and all
-# their gradients would have to be in memory at the same time.
+# One launch of a GPU kernel steps at most `LAUNCH_VARIABLES` variables. If it
+# steps several, they have at most `LAUNCH_ELEMENTS` elements in all. Larger
+# launches would save little time, and need more gradients in memory at once.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -177,7 +177,8 @@ class LayerwiseOptimizer(Optimizer):
 
     def _steps(self) -> tf.Tensor:
         """Return the number of steps so far."""
-        # A tensor adds faster than a Keras variable, when a step is traced.
+        # When a step is traced, adding to a Keras variable takes longer than
+        # adding to a tensor.
         return tf.convert_to_tensor(self.iterations)
 
     def _step_together(self, rows: list[Row], step: tf.Tensor) -> None:

@@ -18,13 +18,13 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, sparse_locos_of
 
-# A run of fewer rounds may end before it has sent most updates.
+# A run of fewer rounds may end before most updates have been sent.
 _FEWEST_ROUNDS = 100
 
 
 @functools.cache
 def watch_models() -> None:
-    """Make Keras call `EnoughRounds` and `CommonWeights` for `SparseLoCo`."""
+    """Add the callbacks below to all models that `SparseLoCo` trains."""
     check_names(LOCAL_STEPS)
     insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
     insert_callback(CommonWeights, lambda model: bool(local_steppers(model)))
@@ -45,7 +45,7 @@ class CommonWeights(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Raise if a layer would make weights differ permanently."""
+        """Raise if a layer would make replicas' weights differ permanently."""
         check_layers(layers_of(self.model))
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

@@ -34,15 +34,15 @@ from tf_optimizers.base.components import (
     own_component,
 )
 
-# For each variable, whether to exchange it.
+# A set of variables to exchange: for each variable, whether the set has it.
 Choice: TypeAlias = tuple[bool, ...]
 
 
 class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
-    A round is some local steps on each replica, followed by an exchange. It
-    starts from the current weights, since a callback may have changed the
+    A round is some local steps on each replica, followed by an exchange. Each
+    round starts from the current weights, since a callback may have changed the
     weights after the last round.
 
     Args:
@@ -108,7 +108,7 @@ class Rounds:
     def begin(
         self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
-        """If a round begins, keep this replica's weights.
+        """Store this replica's weights if the next step begins a round.
 
         Args:
             weights: This replica's weights of all variables.
@@ -144,6 +144,10 @@ class Rounds:
         The usual set is all variables that are trainable or `stepped`. But a
         step that was traced before a variable was frozen may have changed this
         variable. If so, all variables are exchanged.
+
+        Args:
+            stepped: The variables that the step updates.
+            is_due: Whether the step ends its round; a bool tensor.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)

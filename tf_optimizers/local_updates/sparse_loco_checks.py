@@ -155,8 +155,8 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer assigns its own weights.
 
-    The layer would do so before the first step of a round. Then the weights
-    from which the round starts would differ between replicas.
+    Such a layer would change its weights before the first step of a round. So
+    each replica would start the round from other weights.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):

@@ -45,15 +45,15 @@ class HostGradient:
 class OnHost:
     """Keeps state on the host, once per worker, for all replicas of a worker.
 
-    Under a strategy that merges replicas to update variables, one thread
-    updates the state. Under another strategy, the replicas trace the same code
-    into one graph, one after another. There, the first replica updates the
-    state, and the other replicas use its results.
+    Under a strategy with merge calls, such as `MirroredStrategy`, one thread
+    updates the state. Under other strategies, the replicas trace the same code
+    into one graph, one after another: the first replica updates the state, and
+    the other replicas use its results.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
-        # By the variable's id: changes that a step has computed but not sent.
+        # Changes that a step has computed but not sent, by id of the variable.
         self.unsent: dict[int, tf.Tensor] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:

@@ -138,8 +138,8 @@ class HostOptimizer(Optimizer):
 
             def accumulate() -> list[tf.Tensor]:
                 accumulators.add(hosted)
-                # `tf.cond` needs the dtypes of the results of `step`. Under
-                # XLA, it also needs their shapes.
+                # Both branches of `tf.cond` must return the same dtypes and,
+                # under XLA, the same shapes.
                 with tf.device(HOST):
                     return [
                         tf.zeros(v.shape if in_xla() else [0], v.dtype)
@@ -202,7 +202,10 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that lets at most `_AT_ONCE` steps run at one time."""
+    """Return a scope that lets at most `_AT_ONCE` large steps run at once.
+
+    `changes` are the results of the previous large steps.
+    """
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
         changes[last : last + 1] if last >= 0 else []

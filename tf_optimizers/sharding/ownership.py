@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 def is_elementwise(optimizer: Any) -> bool:
     """Return whether an optimizer may step rows of a variable separately."""
-    # Do not inherit the attribute: a subclass may have another step.
+    # Ignore an inherited attribute, because a subclass may step differently.
     is_set = "is_elementwise" in vars(type(optimizer)) | vars(optimizer)
     return bool(
         optimizer.is_elementwise if is_set else type(optimizer) in _ELEMENTWISE
@@ -92,7 +92,7 @@ def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
 
 
 def bytes_of(variable: Any, piece: Piece | None = None) -> int:
-    """Return the number of bytes of a variable's copy, or of a piece."""
+    """Return the bytes of one copy of a variable, or of a piece of it."""
     shape = list(variable.shape)
     if piece is not None and piece.ends is not None:
         shape[0] = piece.ends[1] - piece.ends[0]

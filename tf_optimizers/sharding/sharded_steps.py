@@ -214,7 +214,11 @@ class ShardedSteps:
     def _average(
         self, weights: Mapping[Piece, tf.Variable], updates: tf.Tensor
     ) -> None:
-        """Update this replica's averages; overwrite its weights when due."""
+        """Update this replica's averages of weights.
+
+        Every `ema_overwrite_frequency` updates, overwrite the weights with the
+        averages.
+        """
         inner = self._optimizer
         frequency = inner.ema_overwrite_frequency
         for piece, weight in weights.items():
