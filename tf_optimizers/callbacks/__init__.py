@@ -1,4 +1,4 @@
-"""Keras callbacks: backups, monitors, and a wrapper for use on one worker."""
+"""Keras callbacks: backups, monitors, and a wrapper to run one on the chief."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly

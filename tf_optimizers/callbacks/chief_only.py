@@ -126,9 +126,9 @@ class ChiefOnly(keras.callbacks.Callback):
 def _keeping_generators() -> Iterator[None]:
     """Restore the random states of Python and NumPy when the context ends.
 
-    A callback may draw random numbers on the chief: MLflow draws the name of a
-    run. The other workers do not draw these numbers, so data shuffled later
-    would have another order on the chief.
+    A callback may draw random numbers on the chief. For example, MLflow draws
+    the name of a run. The other workers do not draw these numbers, so data
+    shuffled later would have another order on the chief.
 
     Use this context only before `fit` reads the first batch. Later, threads
     that load data also draw random numbers, and would draw the same ones again.

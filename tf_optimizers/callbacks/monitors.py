@@ -75,7 +75,7 @@ class Monitor(keras.callbacks.Callback):
         return next(iter(measured + found), None)
 
     def before_step(self) -> Any:
-        """Return values from before the step, for `after_step`."""
+        """Return values to pass to `after_step`, such as the weights."""
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
@@ -124,7 +124,7 @@ class Monitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begin a measurement if one is due."""
+        """Begin a measurement every `every` batches, or as soon as possible."""
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
         if self._pending is None and self._is_due and self._can_measure():
@@ -137,7 +137,8 @@ class Monitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the latest figures to the history."""
-        # A measurement of `SparseLoCo` may end only here, with its round.
+        # With local steps of `SparseLoCo`, a measurement may end only here,
+        # after replicas have synchronized their weights.
         self._end_step(logs)
 
     def _end_step(self, logs: Logs) -> None:
@@ -252,7 +253,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the most bytes on a replica, and the bytes on each replica."""
+        """Return the largest replica's bytes, and the bytes on each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)
@@ -268,7 +269,7 @@ class CompressionMonitor(Monitor):
 
     The monitor adds to the logs:
 
-    - `sparsity`: the share of entries that the step did not send; 0 without
+    - `sparsity`: the fraction of entries that the step did not send; 0 without
       compression.
     - `sent_bytes`: the bytes that one replica sent.
     - `residual_norm`: the L2 norm of all replicas' residuals, the values that

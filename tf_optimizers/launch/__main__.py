@@ -70,6 +70,9 @@ def problem_of_standby(options: argparse.Namespace) -> str | None:
 def use_environment(options: argparse.Namespace) -> None:
     """Replace the cluster and GPU options with `place` and `gpus`.
 
+    `place` is the launcher's place in a cluster, or None. `gpus` holds the
+    environment variables that show each worker its GPUs.
+
     Raises:
         ValueError: If the environment contradicts the options.
     """

@@ -43,7 +43,10 @@ def guard() -> None:
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process, perhaps after standing by."""
+    """Run `python *command` in this process.
+
+    If `stands_by`, first import libraries, and wait for the launcher.
+    """
     # Register before the user's code can start processes, so that the guard
     # misses none.
     with contextlib.suppress(BrokenPipeError):  # The guard was killed.

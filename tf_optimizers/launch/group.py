@@ -28,7 +28,8 @@ class Events:
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
+        # `nohup` makes the launcher ignore SIGHUP.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self._requests.append(signal.SIGHUP)
 
     def __enter__(self) -> "Events":

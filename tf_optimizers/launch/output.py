@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 CHUNK_BYTES = 1 << 16
-# The pause after which the output of a worker that is gone counts as ended, in
-# milliseconds.
+# Once a worker is gone, its output counts as complete after a pause of this
+# length, in milliseconds.
 PAUSE = 200
 # How long to wait until the launcher's own last line is written, in seconds.
 LAST_LINE = 2

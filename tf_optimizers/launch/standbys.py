@@ -53,7 +53,7 @@ class Standbys:
         return max(0.0, self._due - time.monotonic())
 
     def update(self) -> None:
-        """Start the workers if they are due."""
+        """Start the standby workers if their delay is over."""
         if self.seconds_left() != 0:
             return
         self._due = None

@@ -157,7 +157,7 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Check whether the worker has ended; kill the worker if overdue."""
+        """Check on the worker, and kill it once its grace period is over."""
         if self.is_gone:
             return
         code = self._process.poll()

@@ -202,7 +202,7 @@ class SparseExtended(VariablesExtended):
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
-        """Exchange notes on a batch between replicas; return their stack.
+        """Exchange notes on a batch; return the stacked notes of all replicas.
 
         Every replica of this worker sends `note`. The exchange uses the main
         channel, since the step waits for the notes.
@@ -214,7 +214,7 @@ class SparseExtended(VariablesExtended):
     def gather_copies(
         self, channel: Any, copies: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Exchange one small tensor per replica, and return the stack.
+        """Exchange a small tensor per replica; return all tensors, stacked.
 
         Args:
             channel: The channel for the exchange.
@@ -242,7 +242,7 @@ class SparseExtended(VariablesExtended):
     def check_step_ended(self) -> None:
         """Record a failure if a step has begun but has not ended.
 
-        Call this method between steps: a step that has not ended then has
+        Call this method between steps. A step that has not ended by then has
         failed.
         """
         if any(map(is_in_run, self.channel.progress())):
@@ -275,7 +275,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def later(self) -> dict[str, Later]:
-        """By purpose, a thread that exchanges values while the next steps run.
+        """Threads that exchange values while the next steps run, by purpose.
 
         The purposes are "entries", "logs" and "notes". Each thread has its own
         channel, so no thread waits for another.
@@ -302,7 +302,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def current(self) -> Current:
-        """Holds the channel that replaces the main channel in a thread."""
+        """Holds the channel that a thread uses instead of the main channel."""
         return Current()
 
     @property

@@ -71,8 +71,8 @@ class SparseMultiWorkerMirroredStrategy(
     and `predict` of Keras 3 work. An `all_reduce` exchanges all
     `tf.IndexedSlices` in one all-gather, instead of three per variable. The
     same all-gather carries small dense values. Large dense values of one dtype
-    travel in packs of `communication_options.bytes_per_pack` bytes or, if this
-    option is 0, the default, in one pack.
+    are sent in packs of `communication_options.bytes_per_pack` bytes or, if
+    this option is 0, the default, in one pack.
 
     On CPUs, with at most ten replicas per worker, a gather takes one round
     trip, and a sum of large values takes two. With 64 or more replicas, gathers
@@ -168,7 +168,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Check that workers are set up equally, and give them one seed."""
+        """Check that all workers have the same setup, and seed them equally."""
         if self.extended.workers == 1:
             return
         statement = {

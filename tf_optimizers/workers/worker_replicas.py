@@ -31,8 +31,9 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 
-# The most bytes in a message. Larger messages take longer, since the operating
-# system clears their memory each time. Smaller messages take more round trips.
+# The largest size of a message. Larger messages would take longer, since the
+# operating system clears their memory each time. Smaller messages would take
+# more round trips.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -138,7 +139,7 @@ class WorkerReplicas(ReplicaGroup):
         ranges_of: dict[int, list[tf.Tensor]] = {}
         last: list[list[tf.Tensor]] = [[], []]
         for message in messages(values, owners, self.count):
-            # At most two messages travel at a time, to limit memory.
+            # Send at most two messages at the same time, to limit memory.
             with tf.control_dependencies(last[-2]):
                 received = send(message)
             last.append([row for _, row in received])

@@ -48,12 +48,12 @@ class Archive:
         self._state = state
         self._backups = backups
         self._whole: list[int] = []  # Intact backups, newest first.
-        self._known: set[int] | None = None  # Generations seen so far.
+        self._known: set[int] | None = None  # Backups seen so far.
         self._group = group
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker cannot write files, or see those of all workers."""
+        """Raise if a worker cannot write files, or see other workers' files."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -146,7 +146,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore one section of the model's state from a backup's content."""
+        """Restore the variables of one of the `State.sections`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas
@@ -238,7 +238,10 @@ class Archive:
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
-        """Check a backup's description, and this worker's share of files."""
+        """Check a backup's description, and the files this worker must check.
+
+        Each worker checks some of the files, so that all are checked once.
+        """
         parts = self._folder.content(generation)["parts"]
         for part in range(self._group.worker, len(parts), self._group.workers):
             self._folder.check_part(generation, part, parts[part])

@@ -223,7 +223,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Back up, if a backup is due."""
+        """Back up every `save_freq` batches, or if the run must stop here."""
         # The last execution of an epoch may have fewer batches.
         seen = min(batch + 1, self._steps)
         is_new = seen > self._batch  # Otherwise, the batch was skipped.
@@ -248,7 +248,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._leave(self._skip is None or self._skip.remaining <= 0)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Back up, if a backup is due."""
+        """Back up with `save_freq="epoch"`, or if the run must stop here."""
         is_new = self._end_epoch(epoch)
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
@@ -266,7 +266,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             preemption.end()
 
     def _end_epoch(self, epoch: int) -> bool:
-        """End an epoch; return whether any of its batches was not skipped."""
+        """End an epoch; return False if all of its batches were skipped."""
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
@@ -327,8 +327,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # If the backup is from after the end of this `fit`, a longer run made
-        # it. This `fit` then makes no step, and keeps the backup.
+        # If the backup was made after the last epoch of this `fit`, it is from
+        # a longer run. Then this `fit` makes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 

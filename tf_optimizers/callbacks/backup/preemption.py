@@ -43,7 +43,7 @@ _running: "Preemption | None" = None
 
 
 class Preemption:
-    """Catches SIGTERM during one `fit`, and finds where all workers stop.
+    """Catches SIGTERM during one `fit`, and finds all workers' last step.
 
     If the script has its own handler for SIGTERM, that handler stays.
 
@@ -71,7 +71,7 @@ class Preemption:
         self._leaving: int | None = None  # The PID of a process about to end.
 
     def begin(self) -> None:
-        """Catch SIGTERM, and look for SIGTERM to other workers, from now on."""
+        """Start to catch SIGTERM, and to watch for SIGTERM to other workers."""
         global _running
         if _running is not None:
             _running.end()  # An exception ended the previous `fit`.
@@ -194,7 +194,7 @@ class Preemption:
 
     def _listen(self) -> None:
         """Wait for a signal, or until it is time to check other workers."""
-        poll = select.poll()  # `select.select` accepts no files from 1024 on.
+        poll = select.poll()  # `select.select` needs descriptors below 1024.
         poll.register(self._receiver, select.POLLIN)
         if poll.poll(1000 * _LOOKING_SECONDS):
             signals = os.read(self._receiver, 4096)
@@ -206,7 +206,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point; find the latest of all workers'."""
+        """Publish this worker's next point; find all workers' latest point."""
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)

@@ -126,7 +126,10 @@ class State:
         return variable.aggregation == ("none" if is_accumulator else "sum")
 
     def is_owned(self, variable: keras.Variable) -> bool:
-        """Return whether each row may be stored on one replica, 0 elsewhere."""
+        """Return whether replicas may store different rows of a variable.
+
+        A row is then 0 on all replicas but one.
+        """
         return not self.is_summed(variable) and any(
             variable is slot
             for each in every_optimizer(self._model)
@@ -219,7 +222,8 @@ def redistribute(
         is_summed: Whether the replicas' values add up.
         is_identical: Whether all replicas have the same value.
         read: Returns the saved value of a replica.
-        old: The number of workers in the backup, and of replicas per worker.
+        old: The number of workers that wrote the backup, and of replicas per
+            worker.
         new: The number of workers now, and of replicas per worker.
         own: The replicas whose values to return.
         is_owned: Whether each row is on one replica, and 0 on all others. Has

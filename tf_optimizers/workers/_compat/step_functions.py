@@ -119,7 +119,7 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return the attribute that holds a step: "train_step" or "test_step".
+    """Return the name of a step's attribute: "train_step" or "test_step".
 
     If neither attribute of the model holds the step, as for the step of a base
     class, the function's name decides.

@@ -28,7 +28,7 @@ _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Seconds for every worker to read the statements, once the last has arrived.
+# Seconds that workers have to read the statements, once all have arrived.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -54,13 +54,15 @@ def gather_statements(
         subject: The subject of the statement, for errors.
         statement: This worker's statement, a nest of JSON values. Other values
             are replaced by the name of their class.
-        hint: The end of an error: advice if a worker does not make this call.
-        rule: The beginning of an error. Defaults to `None`: all workers must
-            reach the subject.
+        hint: The last sentences of an error: advice if a worker does not make
+            this call.
+        rule: The first sentence of an error. Defaults to `None`: all workers
+            must reach the subject.
 
     Raises:
         RuntimeError: If a worker makes no statement in time, or makes a
-            statement about another subject. Also within `acting_alone`.
+            statement about another subject; or if called in the context
+            `acting_alone`.
         tf.errors.OpError: If a worker has died.
     """
     if strategy.extended.workers == 1:

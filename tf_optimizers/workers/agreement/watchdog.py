@@ -49,11 +49,11 @@ class Watchdog:
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []  # The progress at the last check.
-        # By index in `_seen`: the time of the last progress.
+        # The time of the last progress, by index in `_seen`.
         self._since: dict[int, float] = {}
-        # By index in `_seen`: the position that this worker has published.
+        # The position that this worker has published, by index in `_seen`.
         self._written: dict[int, list[int]] = {}
-        # By index in `_seen`: the last position that the next worker also had.
+        # The last position that the next worker also had, by index in `_seen`.
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:

@@ -196,8 +196,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
 
         The tensors must have the same shape. TensorFlow's public `all_gather`
         also takes tensors of different shapes, but needs two collectives.
-        All replicas must pass the same `layout`, a 32-bit number. Otherwise,
-        they do not exchange tensors.
+        Replicas exchange tensors only if they pass the same `layout`, a 32-bit
+        number.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 

@@ -29,10 +29,10 @@ from tf_optimizers.workers.collectives.progress import (
     lone_key,
 )
 
-# The most replicas of one process that gather by all-to-all. TensorFlow (2.21)
-# names a message by both ranks, without a separator, so that "from 1 to 11" and
-# "from 11 to 1" have the same name. If both replicas are in one process,
-# TensorFlow aborts or confuses the messages.
+# Replicas gather by all-to-all only if a process has at most this many of them.
+# TensorFlow (2.21) names a message by both ranks, without a separator, so that
+# "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
+# one process, TensorFlow aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # From this many replicas on, a second round costs less than the messages that

@@ -211,9 +211,9 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
     Returns:
         An int32 vector: the number of replicas that have a part, the total of
-        rows, and a `Verdict`. The other elements are for the next summary. They
-        are the number of consecutive undecided batches; and for each slot,
-        whether a batch so far was informative, and equal on all workers.
+        rows, and a `Verdict`. The next summary needs the other elements: the
+        number of consecutive undecided batches; and for each slot, whether the
+        slot was informative and equal on all workers in any batch so far.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])

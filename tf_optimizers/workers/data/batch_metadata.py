@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# AutoGraph would need more time to convert a function than to run it.
+# Keeps AutoGraph from converting a function, which takes longer than a run.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -51,7 +51,7 @@ def note_next(
         end: The note of a replica whose data have ended.
         is_endless: Whether to continue forever after the last part, with its
             first row as padding.
-        may_lack: Whether the last batch may lack a part.
+        may_lack: Whether the last batch may have no part for some replicas.
 
     Returns:
         A dataset of pairs: a part, and two notes, an int32 [1, 2, size of a
@@ -180,7 +180,7 @@ class Rows(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A note on a batch; the last batch may lack rows for some replicas."""
+    """Marks the notes of data whose last batch may lack parts."""
 
     note: tf.Tensor
 

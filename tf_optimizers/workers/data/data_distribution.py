@@ -34,8 +34,8 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The strategy overrides methods of this class, and calls the functions below
-# instead. These functions call the original methods.
+# The class whose methods the strategy overrides. The new methods call the
+# functions below, which call the original methods.
 _Parent = tf.distribute.Strategy
 # The longest wait for other workers if a step cannot be traced, in seconds.
 _REPORTING_SECONDS = 10.0

@@ -234,8 +234,8 @@ class AheadIterator(DistributedIterator):
                 summary = extended.summarize_notes(
                     batch_digests.summarize_all, parts, known
                 )
-            # Raise now if there may be no next draw, since a step may wait for
-            # another worker whose data have ended. Otherwise, the next draw
+            # Raise the error now if there may be no next draw: a step may wait
+            # for a worker whose data have ended. Otherwise, the next draw
             # raises the error, before the next step begins.
             is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
             verdict = tf.where(is_last, summary[2], Verdict.SAME)

@@ -56,7 +56,7 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts the seeds that a shuffle has drawn, and sets their number.
+    """Counts how often a shuffle has drawn its seeds, and sets this number.
 
     Attributes:
         seeds: The two seeds of the shuffle's generator.
