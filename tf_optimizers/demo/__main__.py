@@ -124,7 +124,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _folder(text: str) -> Path:
-    """Create the folder now, so that a bad path is an error before any work."""
+    """Create a folder, so that a bad path raises an error before any work."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

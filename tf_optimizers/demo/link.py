@@ -89,7 +89,7 @@ def parse_link(text: str) -> Link:
 
 
 class Forwarder:
-    """A process that forwards between this worker and the other workers.
+    """A process that forwards bytes between this worker and the other workers.
 
     The forwarder ends when this process ends, even if this process is killed.
 

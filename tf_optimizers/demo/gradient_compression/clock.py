@@ -77,10 +77,10 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the mean final accuracy gap in points, and its 95 % interval.
+    """Return the mean gap of final accuracies, and its 95 % interval.
 
-    The gap is dense minus sparse accuracy, seed by seed. The interval is
-    Student's t-interval over the seeds.
+    The gap is the accuracy of `dense` minus that of `sparse`, in points, seed
+    by seed. The interval is Student's t-interval over the seeds.
     """
     ends = [np.array(row["accuracy"])[:, -1] for row in (dense, sparse)]
     gaps = 100 * (ends[0] - ends[1])

@@ -49,7 +49,7 @@ MOMENTUM = 0.9
 # rate.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Limits: several times as long as two slow cores need without a link.
+# Time limits, several times as long as two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 

@@ -63,7 +63,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation kept state that only training assigns."""
+        """Record that state that only training assigns has not changed."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -71,7 +71,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction kept state that only training assigns."""
+        """Record that state that only training assigns has not changed."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -111,8 +111,8 @@ class CommonState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
-        # By a variable's id: the result of `_progress` when all replicas last
-        # had the same value.
+        # The result of `_progress` when all replicas last had the same value,
+        # by id of the variable.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
@@ -164,7 +164,10 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that replicas still agree in state that only training sets."""
+        """Record that replicas still share the state that training assigns.
+
+        State that other steps also assign is left out.
+        """
         self._note_common(
             [
                 variable

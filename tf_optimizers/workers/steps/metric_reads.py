@@ -56,8 +56,8 @@ class MetricReader:
     def watch(self, model: keras.Model) -> None:
         """From now on, read all metrics of a model together.
 
-        Metrics' variables that were created outside of the strategy's scope
-        become the strategy's. Otherwise, these variables would count only this
+        Variables of metrics that were created outside of the strategy's scope
+        are moved into the strategy. Otherwise, they would count only this
         worker's rows.
         """
         bring_in(self._strategy, model.metrics_variables)

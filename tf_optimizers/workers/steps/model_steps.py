@@ -67,8 +67,8 @@ class Steps:
         self._strategy, self._watch = strategy, watch
         self._row_variables: list[tf.Variable] = []
         self._is_of_arrays = False  # Whether the last step got plain arrays.
-        # Each model's two arguments `seen` of `split_arrays`: for training, and
-        # for prediction.
+        # For each model, two values of the argument `seen` of `split_arrays`:
+        # one for training and evaluation, and one for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )
@@ -161,10 +161,10 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # By output index: the metric whose result the output is, and the index
-        # among the metric's results.
+        # For each output that is a metric's result, by index: the metric, and
+        # the index among the metric's results.
         self._found: dict[int, tuple[Any, int]] = {}
-        # By output index: the name and shape of a float array.
+        # For each output that is a float array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
 
@@ -353,9 +353,9 @@ class Step:
 def _weighted(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
-    For a variable, this mean is the value that the variable has outside of the
-    step, such as the sum of the replicas' values. Values that are not numbers
-    are returned unchanged.
+    For a variable, Keras's mean becomes the value that the variable has outside
+    of the step, such as the sum of the replicas' values. Values that are not
+    numbers are returned unchanged.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

@@ -34,7 +34,7 @@ class RestoredWeights:
     """
 
     def __init__(self) -> None:
-        # By graph and weight: the initial value, then the assigned values.
+        # The initial value and the assigned values, by graph and weight.
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:

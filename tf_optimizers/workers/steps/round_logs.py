@@ -124,8 +124,8 @@ class Reduction:
             return kept.last.read_value()
 
         def exchange_later() -> tf.Tensor:
-            # Each replica sends a 1 after its values. Without an earlier
-            # exchange, `take` returns zeros.
+            # Each replica sends a 1 after its values. If no values have
+            # arrived, `take` returns zeros, and the total of the ones is 0.
             total = tf.reduce_sum(gather.take(), 0)
             came = tf.reshape(total[:-1] / count, first.shape)
             result = tf.where(total[-1] > 0, came, kept.last.read_value())

@@ -189,10 +189,10 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part of a batch, empty if no replica has rows.
+    """Return a replica's part of a batch; empty it if no replica has rows.
 
-    Such a part holds only a padding row. A single process would get an empty
-    batch, too.
+    The part of an empty batch holds only a padding row. A single process would
+    get the empty batch.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):

@@ -70,7 +70,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     Keras would call `build` on the first replica only. The other replicas would
     lack the values that `build` assigns, such as the copies of weights that
     `ScheduleFreeAdamW` makes. An optimizer that was created outside of the
-    strategy's scope becomes the strategy's.
+    strategy's scope is moved into the strategy.
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
