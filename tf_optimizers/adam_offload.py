@@ -327,5 +327,5 @@ def adam(
     ahead = m
     if nesterov:
         ahead = scalar(betas.of_m, m) * m + scalar(betas.new_m, m) * gradient
-    # `size` contains the bias corrections, so epsilon is added before them.
+    # The bias corrections are part of `size`, and apply after epsilon is added.
     return size * ahead / (tf.sqrt(v) + scalar(epsilon, v)), m, v

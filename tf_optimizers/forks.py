@@ -5,7 +5,8 @@ import signal
 import threading
 from collections.abc import Callable
 
-_masks = threading.local()  # A thread's signal masks before its forks.
+# The signal masks that this thread had before it forked.
+_masks = threading.local()
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:

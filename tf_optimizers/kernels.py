@@ -111,8 +111,8 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-# The most elements in a block of `norms`. The sums of a block stay in the
-# cache, and a block is enough work for all threads.
+# The largest number of elements in a block of `norms`. The sums of a block stay
+# in the cache, and a block is enough work for all threads.
 _BLOCK = 1 << 20
 # XLA adds _ROWS vectors of _LANES elements with vector instructions, in an
 # unrolled loop.
@@ -256,7 +256,7 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a vector's squares in float64; pack two vectors as complex128.
+    """Square a vector in float64, or two vectors into one complex vector.
 
     Summing complex numbers takes one pass over memory. Two sums of real numbers
     would take two passes.

@@ -219,7 +219,8 @@ def warn_if_alone() -> None:
     try:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         cluster, job = resolver.cluster_spec().as_dict(), resolver.task_type
-    except (TypeError, ValueError):  # The process may not need `TF_CONFIG`.
+    except (TypeError, ValueError):
+        # `TF_CONFIG` is malformed, but this process may not need it.
         return
     training = "chief", "worker"  # An evaluator does run alone.
     workers = sum(len(cluster.get(name, ())) for name in training)
@@ -324,7 +325,7 @@ def reduce_together(
                 lambda _, join=join, own=own: join(*next(own))
             )
         else:
-            # Our `strategy.run` would treat this call as a step of the user's.
+            # Our own `strategy.run` would treat `join` as the user's function.
             joined = tf.distribute.Strategy.run(
                 strategy, join, [values[i] for i in group]
             )

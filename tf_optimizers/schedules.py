@@ -87,7 +87,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Return the rate of update `step` + 1, a scalar."""
-        # Float16 ends at 65,504, and bfloat16 skips integers above 256.
+        # Half precision cannot count steps: float16 ends at 65,504, and
+        # bfloat16 skips integers above 256.
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps

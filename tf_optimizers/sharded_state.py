@@ -116,8 +116,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange. The inner
-        # optimizer would do the same.
+        # Keras divides gradients by this factor before the exchange. So the
+        # division by the inner optimizer is disabled in its steps.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)

@@ -190,8 +190,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks one of the names, nothing is replaced: a step under XLA
-    # then raises an error with advice.
+    # If Keras lacks one of the names, replace nothing: a step under XLA then
+    # raises an error that tells users what to do.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
@@ -250,8 +250,8 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # A single branch surrounds all replicas, so they may exchange
-            # values and assign to variables.
+            # Branch once for all replicas: inside, they may exchange values and
+            # assign to variables.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,
                 args=(grads, variables),

@@ -251,7 +251,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return a value; replace an optional by its content, or by None."""
+    """Return the content of an optional, or None; return other values as is."""
     # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value

@@ -185,7 +185,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
                 dtype=variable.dtype,
                 name=variable.name.removesuffix(":0"),
             )
-        # Keras finds a variable's state by this attribute.
+        # Keras uses this attribute to find the state of a variable.
         self._distributed_container = weakref.ref(variable)
 
     def take(self, value: tf.Tensor) -> None:

@@ -28,7 +28,7 @@ def show_averages(optimizer: Any, inner: Any) -> None:
     `SwapEMAWeights` reads the averages of the `inner_optimizer` if there is
     one, as in a `LossScaleOptimizer`.
     """
-    # Not `setattr`: Keras tracks assigned attributes.
+    # Do not use `setattr`: Keras would track the value.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
 
 
@@ -70,7 +70,7 @@ class WholeAverages:
     def __init__(self, optimizer: Any) -> None:
         self._averages = averages_of(optimizer)
         self._strategy = strategy_of(optimizer)
-        # Not `setattr`: Keras tracks assigned attributes.
+        # Do not use `setattr`: Keras would track the value.
         object.__setattr__(optimizer, _AVERAGES, self)
 
     def __getitem__(self, index: int) -> Any:

@@ -204,7 +204,7 @@ def replaced(attributes: Iterable[Attribute]) -> Iterator[None]:
     """Replace the values of attributes in this context."""
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
-            # Not `setattr`: Keras tracks assigned attributes.
+            # Do not use `setattr`: Keras would track the value.
             if name in vars(owner):
                 before = vars(owner)[name]
                 undo.callback(object.__setattr__, owner, name, before)

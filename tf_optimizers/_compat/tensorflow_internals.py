@@ -14,7 +14,7 @@ from tf_optimizers._compat import Gradient
 
 def in_xla() -> bool:
     """Return whether the function being traced will be compiled by XLA."""
-    # There is no public way to find out.
+    # TensorFlow has no public function for this.
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )

@@ -30,7 +30,7 @@ BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 # The purposes of exclusions: computations that can leave out a variable.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
-# The key of the exclusions in a config, and the keys inside them.
+# The key of the exclusions in a config, and the keys of their dictionary.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 
@@ -57,7 +57,10 @@ class Excluded:
     )
 
     def has(self, purpose: str, index: int) -> bool:
-        """Return whether patterns for a purpose exclude the variable."""
+        """Return whether patterns exclude the variable at `index`.
+
+        A purpose is a computation, such as "weight_decay".
+        """
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
     def entry(self) -> dict[str, Any]:

@@ -281,7 +281,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def _saved_as(self) -> Any:
         """Return the optimizer whose state is saved, by default this one."""
-        # Keras would track the optimizer's variables if this were an attribute.
+        # Use a method: Keras would track the variables of an optimizer that is
+        # assigned to an attribute.
         return self
 
     def _check_name(self, name: str) -> None:

@@ -124,7 +124,10 @@ class Monitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begin a measurement every `every` batches, or as soon as possible."""
+        """Begin a measurement every `every` batches, or as soon as it can be.
+
+        For example, `SparseLoCo` can be measured only between rounds.
+        """
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
         if self._pending is None and self._is_due and self._can_measure():
@@ -204,7 +207,7 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes in each place, in total and by part."""
+        """Return the bytes on devices and on the host, in total and by kind."""
         devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
             f"{device}_bytes": sum(parts.values())
@@ -253,7 +256,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the largest replica's bytes, and the bytes on each replica."""
+        """Return the bytes on the fullest replica, and on each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)

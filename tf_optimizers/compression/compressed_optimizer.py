@@ -35,7 +35,8 @@ class CompressedOptimizer(Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _supports_jit = False  # XLA cannot compile the search for entries.
+    # XLA cannot compile the search for the largest entries.
+    _supports_jit = False
     _single_replica_warning: str
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
     rampup_begin_step, rampup_step = Fixed(), Fixed()

@@ -146,7 +146,8 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # A row holds entries of all variables, but a scale is for one variable.
+        # A row holds entries of all variables. Their `ends` separate them for
+        # the code, since a scale is for the entries of one variable.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))

@@ -42,7 +42,7 @@ class Shards(NamedTuple):
 
     @property
     def first_groups(self) -> np.ndarray:
-        """The index of each tensor's first group, and last, the group count."""
+        """The index of each tensor's first group, then the number of groups."""
         groups = (-(-size // self.replicas) for size in self.sizes)
         return np.array([*itertools.accumulate(groups, initial=0)], "int64")
 
@@ -84,7 +84,7 @@ class Shards(NamedTuple):
         return self.split(flat)
 
     def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Split [N, all sums] by tensor; return flat parts, [N * sums]."""
+        """Split a matrix [N, all sums] by tensor; return flat parts."""
         parts = tf.split(tensor, self.sums, axis=1)
         return [tf.reshape(part, [-1]) for part in parts]
 

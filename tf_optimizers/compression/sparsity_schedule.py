@@ -218,8 +218,9 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 
 
 def _bits_of_round(shares: np.ndarray) -> np.ndarray:
-    """Return an exchange's bits per parameter, for each share of sent entries.
+    """Return an exchange's bits per parameter.
 
+    `shares` are the fractions of entries to send; there is a result for each.
     An int2 value takes 2.5 bits, with its part of the scales. A position takes
     2 - log2(share) bits. All positions together take at most one bit per
     parameter.

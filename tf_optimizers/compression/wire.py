@@ -43,7 +43,7 @@ class Wire(NamedTuple):
 
     @classmethod
     def under(cls, strategy: tf.distribute.Strategy, dtype: str) -> "Wire":
-        """Return how a strategy sends entries."""
+        """Return the `Wire` of a strategy."""
         group = replicas_of(strategy)
         # Sharing a residual saves traffic only between workers.
         is_shared = group.packs_entries and group.workers > 1

@@ -35,7 +35,7 @@ class Guard:
     def __enter__(self) -> "Guard":
         """Start the guard."""
         reader, self.lifeline = os.pipe()
-        # Ctrl-C does not reach a separate session.
+        # Start a separate session, which Ctrl-C does not reach.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", CHILD, "guard"],
             stdin=reader,

@@ -127,7 +127,7 @@ class Slots:
             raise ValueError(
                 "The state of a variable must be created with a reference to "
                 f"the variable. Received: {name} of shape {tuple(shape)}, the "
-                "shape of a variable, created without a reference. Create the "
+                "shape of a variable, but without a reference. Create the "
                 "state with `self.add_variable_from_reference(variable, "
                 "name)`, or use the inner optimizer without `ShardedState`."
             )

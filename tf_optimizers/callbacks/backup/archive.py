@@ -146,7 +146,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore the variables of one of the `State.sections`."""
+        """Restore the variables of a section; see `State.sections`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas

@@ -58,7 +58,7 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # Count only runs on all workers: a worker may also train models alone.
+        # Number only runs on all workers: a worker may also train models alone.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -68,7 +68,7 @@ class Preemption:
         self._last: int | None = None
         self._decided = threading.Event()
         self._is_catching = False
-        self._leaving: int | None = None  # The PID of a process about to end.
+        self._leaving: int | None = None  # The PID, once `end(True)` is called.
 
     def begin(self) -> None:
         """Start to catch SIGTERM, and to watch for SIGTERM to other workers."""
@@ -111,7 +111,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit` as a last point; return whether to exit."""
+        """Count the end of `fit` as a point to stop; return whether to exit."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -254,7 +254,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-# Otherwise, a forked child that gets SIGTERM would write to the pipe of this
-# process, and end the run.
+# Without this, a forked child that gets SIGTERM would write to the pipe of this
+# process, and so end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

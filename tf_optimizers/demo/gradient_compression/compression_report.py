@@ -168,7 +168,7 @@ def _modelled(result: dict[str, Any]) -> list[Link]:
 
 
 def _other_links(result: dict[str, Any]) -> list[str]:
-    """Return the table by link, if the run can be modelled."""
+    """Return modelled times for other links; empty without a model."""
     every = _optimizers(result)
     if any("round_trips" not in row for row in every):
         return []

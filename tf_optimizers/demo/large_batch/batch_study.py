@@ -163,7 +163,7 @@ class Study:
         data: dict[str, tf.data.Dataset],
         progress: tqdm,
     ) -> None:
-        """Keep the settings, and the splits that `load_splits` returns."""
+        """Store the settings, and the splits that `load_splits` returns."""
         self.plan = plan
         self.seeds = seeds
         self.progress = progress
@@ -175,7 +175,7 @@ class Study:
     def cell(
         self, name: str, trainer: Trainer, budget: Budget
     ) -> dict[str, Any]:
-        """Tune and test one optimizer under one budget."""
+        """Tune and test an optimizer with one batch size and length."""
         self.progress.set_description_str(
             f"{name}, batch {budget.batch_size}, {budget.steps} steps"
         )

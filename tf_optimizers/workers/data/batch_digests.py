@@ -67,10 +67,10 @@ BY_HAND = (
 _ENDED = "the end of the data"
 _HINT = (
     "Workers may shuffle, filter or augment by different random numbers. Or "
-    "one worker alone may have looked at a batch, or may have drawn from "
-    "Python's or NumPy's generator, for example in a callback. Set the same "
-    "seed and draw on all workers, or use a separate generator. If each worker "
-    "should have its own data, set "
+    "one worker alone may have looked at a batch, or may have drawn a random "
+    "number from Python or NumPy, for example in a callback. Set the same seed "
+    "and draw the same numbers on all workers, or use a separate generator. If "
+    "each worker should have its own data, set "
     "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
     "`distribute_datasets_from_function`. If all workers have the same rows, "
     "and random augmentation makes them look different, set "
@@ -287,7 +287,7 @@ def summarize_own(
 
 
 def may_continue(known: tf.Tensor) -> tf.Tensor:
-    """Return whether another batch may follow the batch of the summary."""
+    """Return whether a batch may follow the batch that `known` summarizes."""
     return (known[0] > 0) & (known[2] == Verdict.SAME)
 
 

@@ -25,7 +25,7 @@ from tf_optimizers.wrapped import (
 
 
 class _Training(threading.local):
-    """The training that `fit` runs in the current thread."""
+    """Describes the training that `fit` runs in the current thread."""
 
     optimizers: Sequence[Any] = ()  # The optimizers that make local steps.
 

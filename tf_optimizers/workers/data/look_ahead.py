@@ -85,9 +85,10 @@ class AheadIterator(DistributedIterator):
         )
 
     def _draw(self) -> tuple[tf.Tensor, Any]:
-        """Return the number of replicas with a part, and this worker's parts.
+        """Draw this worker's parts of the next batch.
 
-        A replica whose data have ended gets padding rows, which do not count.
+        A replica whose data have ended gets padding rows. Returns the number of
+        replicas that have a part without padding, and this worker's parts.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
@@ -163,9 +164,9 @@ class AheadIterator(DistributedIterator):
             return self._in_round(known, waiting, following, current)
 
         def summarize_next() -> None:
-            # At the end of the data, no worker may exchange. The error at the
-            # end cancels pending ops, and a later exchange would receive their
-            # messages.
+            # At the end of the data, no worker may start an exchange. The error
+            # that ends the iteration cancels pending ops, and a later exchange
+            # would receive their messages.
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.may_continue(known),

@@ -39,7 +39,7 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """Seeds shuffles without a seed, unless the user has seeded TensorFlow."""
+    """Chooses seeds for unseeded shuffles, if the user has set no seed."""
 
     _seed: int | None = None
 

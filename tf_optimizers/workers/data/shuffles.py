@@ -142,9 +142,9 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
-    """Make Keras shuffle arrays by a function in this context.
+    """Make Keras shuffle arrays with `shuffle` in this context.
 
-    None keeps Keras's own function.
+    If `shuffle` is None, Keras uses its own function.
     """
     if shuffle is None:
         yield

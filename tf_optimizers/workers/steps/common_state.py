@@ -63,7 +63,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that state that only training assigns has not changed."""
+        """Record that the evaluation has left the state unchanged."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -71,7 +71,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that state that only training assigns has not changed."""
+        """Record that the prediction has left the state unchanged."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -164,10 +164,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that replicas still share the state that training assigns.
-
-        State that other steps also assign is left out.
-        """
+        """Record that replicas still agree on state that only training sets."""
         self._note_common(
             [
                 variable

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# If a metric's variables take more bytes, steps do not sum the variables.
+# Steps do not sum the variables of a metric if they take more bytes than this.
 _MOST_BYTES = 1 << 16
 
 

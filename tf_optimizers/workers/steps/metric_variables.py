@@ -49,8 +49,8 @@ def warn_unless_sum(
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
-            "which a step assigns something else, such as a maximum. Add "
-            "nothing but sums over rows to the variable, or create it with "
+            "which a step assigns something else, such as a maximum. Add only "
+            "sums over rows to the variable, or create it with "
             "`add_variable(..., aggregation='mean')`, to get the mean of the "
             "replicas' values instead of their sum."
         )

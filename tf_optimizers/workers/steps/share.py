@@ -64,7 +64,7 @@ class Share:
 
 
 def make_row_variables(devices: int) -> list[tf.Variable]:
-    """Return a `variable` for the `Share` of each replica of a worker."""
+    """Create the variable of the `Share` of each local replica."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 

@@ -41,7 +41,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """From now on, under our strategy, weight losses of Keras by rows."""
+    """From now on, weight Keras's losses by rows under our strategy."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
