@@ -4,11 +4,11 @@
         [--width 64] [--round-trip 0] [--contenders "dense, fit" ...]
 
 Two workers with the package of this checkout and two with the package in FOLDER
-run at the same time, and take turns of a few steps. Each turn gives a ratio of
-median step times, this checkout's to the other's. Processes differ in speed
-from start to start, so all workers are started several times: each start gives
-its median ratio, and the result is the mean over starts, with an interval of
-95 % by Student's t.
+run at the same time, and take turns of a few steps. Each turn gives a ratio:
+the median step time of this checkout, divided by that of FOLDER. Processes
+differ in speed from start to start, so all workers are started several times.
+Each start gives the median of its ratios. The result is the mean over starts,
+with a 95 % confidence interval by Student's t.
 """
 
 import argparse

@@ -37,7 +37,7 @@ def resident_bytes() -> int:
 
 
 def work(contender: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first one writes the memory after some steps."""
+    """Train as one worker; the first worker writes its memory after steps."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind()
     is_first = strategy.cluster_resolver.task_id == 0
@@ -54,7 +54,7 @@ def work(contender: str, steps: int, path: pathlib.Path) -> None:
 
 
 def measure(contender: str, workers: int, steps: int) -> dict:
-    """Run a contender's workers; return the memory of the first one."""
+    """Run a contender's workers; return the memory of the first worker."""
     seen = launched.run(
         __file__, workers, "--work", contender, "--steps", str(steps)
     )
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def line(name: str, result: dict) -> str:
-    """Return a line with the growth of a contender."""
+    """Return a line of text with the growth of a contender's memory."""
     growth = result["bytes_per_step"]
     return (
         f"{name}: {growth:.0f} bytes a step, "

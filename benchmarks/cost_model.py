@@ -8,13 +8,14 @@ A step is computation, as measured without an exchange, and
         + bytes / (share of the link's speed) + handling x bytes
         + selection x parameters (DGC only) + fixed
 
-`messages` and `bytes` count those of one worker; the messages of a round leave
-together. The round trip is that of the link, 0 in the measurements. The time of
-a message was measured by messages.py. Messages, handling and selection take
-processor time: hosts that share cores wait for each other. The other five
-coefficients are fitted to results/shaped_network.json by non-negative least
-squares of relative errors, and validated on the models in HELD_OUT, which are
-not fitted. Predictions assume separate cores for every worker.
+`messages` and `bytes` are those that one worker sends. All messages of a round
+leave at the same time. The round trip is that of the link, and 0 in the
+measurements. The time of a message was measured by messages.py. Messages,
+handling and selection take processor time: hosts that share cores wait for each
+other. The other five coefficients are fitted to results/shaped_network.json by
+non-negative least squares of relative errors, and validated on the models in
+HELD_OUT, which are not fitted. Predictions assume separate cores for every
+worker.
 """
 
 import json
@@ -84,7 +85,7 @@ class Observation(NamedTuple):
 def features(
     exchange: Exchange, n: int, density: float, workers: int, speed: float
 ) -> np.ndarray:
-    """Return the factor of each coefficient, for a core per worker."""
+    """Return the factors of the coefficients, if each worker has a core."""
     messages, count, rounds = exchange.traffic(n, density, workers)
     selection = n if exchange.selects else 0
     return np.array([messages, rounds, count / speed, count, selection, 1.0])
@@ -97,7 +98,7 @@ def crowded(row: np.ndarray, workers: int) -> np.ndarray:
 
 
 def observations(models: dict) -> list[Observation]:
-    """Return the median step of each link, number of hosts and contender."""
+    """Return the median step time of each link, host count and contender."""
     return [
         Observation(
             model,
@@ -127,7 +128,7 @@ def observations(models: dict) -> list[Observation]:
 def fit(seen: list[Observation], message: float) -> np.ndarray:
     """Return the coefficients with the smallest relative errors of steps.
 
-    The first one is known: processor seconds per message.
+    The first coefficient is known: the processor seconds of a message.
     """
     steps = np.array([one.step for one in seen])
     known = np.array([message, *np.zeros(len(COEFFICIENTS) - 1)])
@@ -138,7 +139,7 @@ def fit(seen: list[Observation], message: float) -> np.ndarray:
 
 
 def compare(seen: list[Observation], coefficients: np.ndarray) -> list[dict]:
-    """Return measured steps next to those of the model."""
+    """Return measured step times next to predicted step times."""
     return [
         {
             "model": one.model,
@@ -160,7 +161,7 @@ class Link(NamedTuple):
 
 
 def links(round_trip: float) -> dict[str, Link]:
-    """Return the measured links, and one with a round trip in ms."""
+    """Return the measured links, and a link with a `round_trip` in ms."""
     near = {name: Link(speed, 0.0) for name, speed in SPEEDS.items()}
     far = Link(SPEEDS[FAR], round_trip / 1e3)
     return near | {f"{FAR}, {round_trip:g} ms": far}
@@ -257,7 +258,7 @@ def main() -> None:
 
 
 def computation_alone(seen: list[Observation], model: str) -> float:
-    """Return the seconds of a step without exchange, for a core per worker."""
+    """Return a step's seconds without exchange, if each worker has a core."""
     return statistics.median(o.computation for o in seen if o.model == model)
 
 

@@ -5,7 +5,7 @@
 Every contender trains the same model on the same batches, in separate processes
 on loopback; contenders take turns, round by round. Times are the first
 worker's. Bytes are the kernel's count of the bytes that a worker's TCP sockets
-send in a step, without packet headers, as the mean over workers.
+send in a step, without packet headers. They are means over workers.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def mean(strategy: tf.distribute.Strategy, value: float) -> float:
 
 
 def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first one writes its times and mean bytes."""
+    """Train as one worker; the first worker writes times and mean bytes."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind() if kind else tf.distribute.get_strategy()
     step = make_step(strategy, OPTIMIZERS[optimizer], *MODELS[model])
@@ -120,7 +120,7 @@ def work(contender: str, model: str, steps: int, path: pathlib.Path) -> None:
 
 
 def run_group(contender: str, model: str, workers: int, steps: int) -> dict:
-    """Run the workers of a contender; return the result of the first one."""
+    """Run the workers of a contender; return the first worker's result."""
     own = ["--work", contender, "--model", model, "--steps", str(steps)]
     count = workers if CONTENDERS[contender][0] else 1
     return launched.run(__file__, count, *own)

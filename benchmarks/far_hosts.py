@@ -2,7 +2,7 @@
 
     worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
 
-A worker listens at its own address, and reaches the others through the ports of
+A worker listens at its own address, and reaches other workers by the ports of
 its forwarder; see tf_optimizers/demo/link.py. On a `hosts.Network`, links have
 a rate, too. `Loopback` needs no root.
 """

@@ -4,11 +4,12 @@
 
 `model.fit` and a custom loop train the same small model on the same batches,
 under the same strategy in the same processes, and take turns. Both keep the
-same metrics: `fit` reduces them over the workers in every step, for its logs;
-the custom loop, once per round. A third contender is `fit` without the
-comparison of drawn batches between workers. Times are the first worker's, from
-the end of one step to the end of the next. They include callbacks, but not the
-work of `fit` per call or per epoch. A batch has vectors, or images of 38 MB.
+same metrics. `fit` reduces metrics over the workers in every step, for its
+logs; the custom loop reduces them once per round. A third contender is `fit`
+without the comparison of batches between workers. Times are the first worker's,
+from the end of one step to the end of the next. They include callbacks, but not
+the work of `fit` per call or per epoch. A batch has vectors, or images of
+38 MB.
 """
 
 import argparse
@@ -129,7 +130,7 @@ class CustomLoop:
 
 
 def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
-    """Return batches in memory; of images, one large batch."""
+    """Return batches in memory or, for images, one large batch."""
     rng = np.random.default_rng(0)
     rows = BATCH if image else BATCH * steps
     x = rng.standard_normal((rows, *(image or (WIDTH,))), "float32")
@@ -139,7 +140,7 @@ def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
 
 
 def work(rounds: int, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first one writes the times."""
+    """Train as one worker; the first worker writes the times."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     models = {}
     for name, (image, optimizer) in TASKS.items():

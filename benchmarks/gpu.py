@@ -5,9 +5,10 @@
 Contenders take turns, round by round. `offload` trains eight dense layers, and
 `batches` does so with other batch sizes. `largest` finds the largest model that
 trains in 8 GiB. `trace` records when the GPU, the copies and the host work in a
-step of `AdamOffload`. `layers` steps the variables of BERT-base; `compression`,
-four variables of 25 M on one replica. The memory of a contender is the peak of
-its steps minus the memory before it was created.
+step of `AdamOffload`. `layers` steps the variables of BERT-base, and
+`compression` steps four variables of 25 million parameters on one replica. The
+memory of a contender is the peak in its steps, minus the memory before the
+contender was created.
 """
 
 import collections
@@ -44,7 +45,7 @@ LIMIT = 8 << 30
 NARROW = 4096
 # Shorter breaks would not be visible in a plot.
 BREAK_MS = 0.02
-# The name, in a trace of the host, of a call of an XLA kernel.
+# The name of a call of an XLA kernel, in a trace of the host.
 HOST_STEP = "CpuExecutable::ExecuteAsyncOnStream"
 
 
@@ -260,7 +261,7 @@ def trace(rounds: int) -> Iterator[tuple[str, dict]]:
 
 
 def fits(name: str, layers: int) -> bool:
-    """Return whether a model trains in `LIMIT`, tried in a separate process."""
+    """Return whether a model trains within `LIMIT`, in a separate process."""
     script = [sys.executable, __file__, "--try", name, str(layers)]
     done = subprocess.run(script, capture_output=True, text=True)
     if done.returncode and "ResourceExhausted" not in done.stderr:
@@ -281,13 +282,13 @@ def try_layers(name: str, layers: int) -> None:
 def largest(rounds: int) -> Iterator[tuple[str, dict]]:
     del rounds
     found = {}
-    # Around the numbers expected from the bytes per parameter.
+    # Try numbers around those that the bytes per parameter suggest.
     for name, layers in (
         ("keras Adam", range(22, 34)),
         ("tfo.AdamOffload", range(46, 66)),
     ):
-        # Tried in parallel, since processes spend most of the time on starting,
-        # and on waiting for memory.
+        # Try them in parallel, since processes spend most of the time on
+        # starting and waiting for memory.
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             fit = list(pool.map(functools.partial(fits, name), layers))
         if not fit[0] or fit[-1]:

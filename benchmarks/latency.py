@@ -9,7 +9,7 @@ loop, float16 and int4.
 
 Workers are processes of this machine and share its cores. Forwarders delay all
 bytes between them by half of a round trip; see far_hosts.py. Without a delay,
-bytes take the same way, so the difference is due to the round trip alone:
+bytes take the same path, so the difference is due to the round trip alone:
 
     round trips per step = (ms with delay - ms without) / ms of the round trip
 
@@ -52,7 +52,7 @@ ROUNDS = 3
 SECONDS_PER_TURN = 2.0
 FEWEST_STEPS, MOST_STEPS = 3, 24
 LOCAL_STEPS = (8, 16)
-MOST_IN_ROUNDS = 32  # The most, rounded up to whole rounds.
+MOST_IN_ROUNDS = 32  # `MOST_STEPS`, rounded up to whole rounds.
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -103,7 +103,7 @@ class Contender(NamedTuple):
 
 
 def family(dense: str, optimizers: Iterable[str]) -> dict[str, Contender]:
-    """Return contenders under our strategy, and the dense one under both.
+    """Return contenders under our strategy, and `dense` under TensorFlow's.
 
     In Keras 3, `fit` does not run under TensorFlow's own strategy for several
     workers.
@@ -128,7 +128,7 @@ CONTENDERS = {k: v for each in FAMILIES.values() for k, v in each.items()}
 
 
 class EpochClock(Clock):
-    """Like `Clock`, if each step is an epoch."""
+    """A `Clock` for a `fit` in which each step is an epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Record the number of the step."""
@@ -182,7 +182,7 @@ class Training:
 
 
 def means(times: list[float], every: int) -> list[float]:
-    """Return the means of each `every` times, without an incomplete rest."""
+    """Return the mean of each `every` times; drop an incomplete rest."""
     rounds = len(times) // every * every
     return np.reshape(times[:rounds], [-1, every]).mean(1).tolist()
 

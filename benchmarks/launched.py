@@ -9,7 +9,7 @@ from typing import Any
 
 
 def run(script: str, workers: int, *arguments: str) -> Any:
-    """Run a script as several workers; return the first one's output.
+    """Run a script as several workers; return the first worker's output.
 
     Args:
         script: The script's path. It writes JSON to the path after `--output`.

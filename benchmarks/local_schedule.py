@@ -2,16 +2,16 @@
 
     python benchmarks/local_schedule.py [--models "text, 2 workers"] [--seeds 3]
 
-A candidate's sparsity follows from its bytes: how many times fewer it sends
-than a run that exchanges dense float32 gradients in every step. First, short
-runs of one seed compare all candidates on the text. Long runs then compare the
-best one with the inner optimizer alone ("dense"), with more and fewer bytes,
-and with the stages that `for_steps` sets for gradients. Runs of ten times as
-many steps have their own models. `local_simulation.py` trains; learning rates
-are chosen as in study.py.
+A candidate sends a given number of times fewer bytes than a run that exchanges
+dense float32 gradients in every step. Its sparsity follows from this number.
+First, short runs with one seed compare all candidates on the text. Long runs
+then compare the best candidate with the inner optimizer alone ("dense"), with
+more and fewer bytes, and with the stages that `for_steps` sets for gradients.
+Runs of ten times as many steps have their own models. `local_simulation.py`
+trains; learning rates are chosen as in study.py.
 
-Everything is compressed here, also the smallest variables. Bytes are those of
-one large variable, as in run_bytes.py.
+Here, even the smallest variables are compressed. Bytes are those of one large
+variable, as in run_bytes.py.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ NARROW = 64  # The width of the transformer.
 RATES = [2.0**k for k in range(-9, -4)]
 TUNING_SEED = 10_001
 BUDGET = 1000
-# Multiples of all rounds, so that a run ends with one. Of the search: steps and
-# the seed.
+# The numbers of steps are multiples of the length of every round, so that a run
+# ends with a round. `SEARCH` holds the steps and the seed of the search.
 STEPS, SEARCH = 3240, (1200, 0)
 LONG = 10 * STEPS
-# As many as a run needs.
+# The epochs of data that a run of these steps needs.
 EPOCHS = {STEPS: 3, LONG: 30}
 # "early" and "late" send `MORE` times as much in a quarter of the run.
 QUARTER, MORE = 4, 3
@@ -77,7 +77,7 @@ class Candidate(NamedTuple):
         return ", ".join(parts)
 
     def arguments(self, steps: int) -> dict[str, Any]:
-        """Return the arguments of `tfo.SparseLoCo`, at the wanted bytes."""
+        """Return arguments of `tfo.SparseLoCo` that send the wanted bytes."""
         names = ("sync_every", "outer_learning_rate", "value_dtype")
         own = {name: getattr(self, name) for name in names}
         if self.residual_decay < 1:
@@ -97,7 +97,7 @@ class Candidate(NamedTuple):
         return own | self._schedule(low, steps)
 
     def _schedule(self, share: float, steps: int) -> dict[str, Any]:
-        """Return the stages if a round sends this share of all entries."""
+        """Return stages in which a round sends the fraction `share`."""
         usual = round(max(0.0, 1 - share), 4)
         less = round(max(1e-4, 1 - MORE * share), 4)
         if self.shape == "flat":
@@ -108,12 +108,12 @@ class Candidate(NamedTuple):
         return stages | {
             "rampup_step": 2,
             "rampdown_begin_step": steps - steps // QUARTER,
-            "rampdown_step": steps,  # The run ends in the first stage of it.
+            "rampdown_step": steps,  # The run ends in its first stage.
         }
 
 
 def times_fewer(arguments: dict[str, Any], steps: int) -> float:
-    """Return how many times fewer bytes a run sends than a dense one."""
+    """Return how many times fewer bytes a run sends than a dense run."""
     every = arguments["sync_every"]
     own = {"sync_every": every} | {
         name: value
@@ -126,9 +126,9 @@ def times_fewer(arguments: dict[str, Any], steps: int) -> float:
 
 
 def stages_of_dgc(steps: int, sync_every: int) -> dict[str, Any]:
-    """Return what `for_steps` sets for gradients, if rounds are rarer.
+    """Return stages as `for_steps` sets them without local steps.
 
-    The last stage sends every entry twice in a run, as there.
+    A stage is left out if the rounds of a run could not send every entry twice.
     """
     rounds = steps // sync_every
     sparsities = tuple(each for each in RECOMMENDED if rounds * (1 - each) >= 2)
@@ -137,7 +137,7 @@ def stages_of_dgc(steps: int, sync_every: int) -> dict[str, Any]:
 
 
 def candidates() -> list[Candidate]:
-    """Return what the search compares."""
+    """Return the candidates that the search compares."""
     found = []
     for every in ROUNDS:
         found += [
@@ -158,7 +158,7 @@ def candidates() -> list[Candidate]:
     return found
 
 
-OUTER_RATE = 1.4  # What the search has found.
+OUTER_RATE = 1.4  # The best rate in the search.
 # Rounds in which workers begin with their unsent movement, with two seeds.
 AHEAD = (
     *(Candidate(every, ahead=1.0) for every in ROUNDS),
@@ -204,7 +204,7 @@ MODELS = {
 
 
 class Bench:
-    """Trains with schedules that have not been tried yet, and notes results."""
+    """Trains with schedules that have no results yet, and writes results."""
 
     def __init__(self, path: pathlib.Path, name: str) -> None:
         self._path, self.document = path, results.load(path)
@@ -219,7 +219,7 @@ class Bench:
         self.result = self.document["models"].setdefault(
             name, {"trials": [], "runs": {}}
         )
-        if workers > 2:  # The same, dense.
+        if workers > 2:  # Dense runs do not depend on the number of workers.
             other = SEARCHED if steps == STEPS else SEARCHED_LONG
             dense = self.document["models"][other]
             self.result["trials"] = dense["trials"]
@@ -232,7 +232,7 @@ class Bench:
         }
 
     def tune(self, steps: int) -> None:
-        """Find the learning rate of the lowest validation loss, dense."""
+        """Find the learning rate with the lowest dense validation loss."""
         trials = self.result["trials"]
         done = [trial["learning_rate"] for trial in trials]
         for rate in RATES:
@@ -247,10 +247,10 @@ class Bench:
         """Train a run, if it is missing; return its validation loss.
 
         Args:
-            name: What the file calls the schedule.
-            arguments: Of `tfo.SparseLoCo`; None for the inner optimizer alone.
-            steps: Of the run.
-            seed: Of weights and batches.
+            name: The name of the schedule in the file.
+            arguments: Arguments of `tfo.SparseLoCo`; None for AdamW alone.
+            steps: The number of steps of the run.
+            seed: The seed of weights and batches.
         """
         schedules = self.result["runs"].setdefault(str(steps), {})
         found = schedules.setdefault(name, {"arguments": arguments, "runs": []})
@@ -275,7 +275,7 @@ class Bench:
             initial_weights(self._task, [seed])[seed],
             list(islice(self._task.batches(seed), steps)),
             rate,
-            # One worker: nothing is exchanged, and rounds do not matter.
+            # One worker exchanges nothing, so the length of rounds is free.
             **arguments or {"sync_every": max(ROUNDS)},
         )
         data = self._task.data
@@ -295,7 +295,7 @@ def search(bench: Bench) -> None:
 
 
 def compare(bench: Bench, name: str, seeds: int) -> None:
-    """Train what the search has found, and what it is compared with."""
+    """Train the best candidates, and schedules to compare them with."""
     tried: dict[str, tuple[dict | None, int]] = {DENSE: (None, 3)}
     rounds = ROUNDS if name == SEARCHED else (8, 30)
     found = [

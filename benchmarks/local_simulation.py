@@ -109,18 +109,18 @@ class Simulation:
         x: tf.Tensor,
         y: tf.Tensor,
     ) -> tuple[Tensors, Tensors, Tensors]:
-        """Take the steps of a round; tensors have an axis of workers first.
+        """Take the steps of a round; the first axis of tensors is the worker.
 
         Args:
-            common: The common weights, for each worker. The first gradients
-                are taken at them.
+            common: The common weights, repeated for each worker. The first
+                gradients are taken at these weights.
             weights: Weights of all workers.
             means: AdamW's means of gradients.
             squares: AdamW's means of squared gradients.
-            first: The number of steps before.
+            first: The number of steps before this round.
             rates: Learning rate of each step.
             x: A batch for each step.
-            y: Its labels.
+            y: The labels of each batch.
         """
 
         def step(
@@ -197,7 +197,7 @@ class Exchange:
         self._decay = settings.get("residual_decay", 1.0)
         self._ahead = np.float32(settings.get("ahead", 0.0))
         self._workers = workers
-        # Rounding takes many small operations.
+        # Use a graph, since rounding takes many small operations.
         self._round = tf.function(self._rounded, autograph=False)
         self._residuals: list[np.ndarray] = []
 
@@ -208,13 +208,13 @@ class Exchange:
         own: Tensors,
         step: int,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the common weights after a round, and those of all workers.
+        """Return the common weights after a round, and all workers' weights.
 
         Args:
-            start: The common weights before it.
+            start: The common weights before the round.
             begun: The weights of all workers before their local steps.
             own: The weights of all workers after their local steps.
-            step: The step that exchanges.
+            step: The number of the step that exchanges.
         """
         sparsity = self._schedule.stages[self._schedule.stage(step)]
         moved = [
@@ -245,7 +245,7 @@ class Exchange:
         ]
 
     def _send(self, sparsity: float) -> list[np.ndarray]:
-        """Return the sum of the largest entries, and remove what is sent."""
+        """Return the sum of the largest entries; remove the sent entries."""
         positions, values = [], []
         for residual in self._residuals:
             count = sent_count(residual.shape[1], sparsity)

@@ -61,7 +61,7 @@ def contenders() -> dict[str, Callable]:
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS, rounds=15)
     arguments = parser.parse_args()
-    # The warning about a single replica, which has no traffic.
+    # Ignore the warning that a single replica has no traffic.
     warnings.filterwarnings("ignore", ".* saves traffic")
     for name in arguments.models:
         result = step_time.measure(

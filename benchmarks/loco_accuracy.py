@@ -1,4 +1,4 @@
-"""Does an optimizer in SparseLoCo reach the accuracy of the same, dense?
+"""Does an optimizer reach the same accuracy inside SparseLoCo?
 
     python benchmarks/loco_accuracy.py [--models "text, AdamW"] [--seeds 5]
         [--variants "for_steps, 2 workers"]
@@ -27,11 +27,11 @@ TUNING_SEEDS = (10_001,)
 SEEDS = 5
 FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
 DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
-# Learning rates, and decays in addition to that of `for_steps`.
+# Learning rates, and residual decays besides the decay of `for_steps`.
 SHORT_RUNS = {
     MORE_STEPS: ([2.0**k for k in range(-10, -6)], (1.0, 0.9, 0.8, 0.5)),
     "digits in 256 steps": ([2.0**k for k in range(-11, -6)], (1.0, 0.9)),
-    # 640 steps.
+    # This task has 640 steps.
     "digits": ([2.0**k for k in range(-11, -6)], (0.95, 0.9, 0.7)),
 }
 UP_TO_996 = (0.75, 0.9375, 0.984375, 0.996)
@@ -101,7 +101,7 @@ class DiLoCo(tfo.SparseLoCo):
 def from_75(
     workers: int, make: Make, factor: float = 1.0, **kwargs: Any
 ) -> Variant:
-    """Return a variant with all the paper's stages, at a scaled rate."""
+    """Return a variant with all stages of the paper, at `factor` x rate."""
     return Variant(
         workers,
         lambda rate, steps: tfo.SparseLoCo(
@@ -145,13 +145,13 @@ def variants(make: Make) -> dict[str, Variant]:
         "from 75 to 99.9 %, 2 workers": from_75(2, make),
         "from 75 to 99.6 %, 4 workers": from_75(4, make, sparsity=UP_TO_996),
         "from 75 to 99.9 %, 4 workers": from_75(4, make),
-        # Shows which part of a difference is not due to compression.
+        # Shows the part of a difference that is not due to compression.
         "all sent, 4 workers": from_75(4, make, **ALL),
     }
 
 
 def dense(make: Make) -> dict[str, Variant]:
-    """Return the inner optimizer alone, as the dense variant."""
+    """Return the dense variant: the inner optimizer alone."""
     return {DENSE: Variant(1, lambda rate, _: make(rate), SEEDS)}
 
 
@@ -172,10 +172,10 @@ def for_steps(
 
 
 def with_higher_rates(make: Make) -> dict[str, Variant]:
-    """Return `variants`, and some with higher rates, for layerwise optimizers.
+    """Return `variants`, and variants with higher learning rates.
 
-    The length of their steps does not depend on noise, so the mean of N steps
-    may be shorter by the root of N.
+    The length of a step of a layerwise optimizer does not depend on noise, so
+    the mean of N steps may be shorter by the root of N.
     """
     two, four = 2**0.5, 2.0
     return variants(make) | {
@@ -191,7 +191,7 @@ def with_higher_rates(make: Make) -> dict[str, Variant]:
 
 
 def with_local_steps(make: Make) -> dict[str, Variant]:
-    """Return `variants`, and some with several steps per exchange."""
+    """Return `variants`, and variants with several steps per exchange."""
     outer = {
         f"DiLoCo every {sync_every} steps, rate / {divisor}": diloco(
             make, sync_every, divisor
@@ -225,7 +225,7 @@ def in_few_steps(make: Make) -> dict[str, Variant]:
 
 
 def with_decays(make: Make, decays: Sequence[float]) -> dict[str, Variant]:
-    """Return the variants of `for_steps`, and the same with other decays."""
+    """Return the variants of `for_steps`, with its decay and other decays."""
     found = dense(make) | for_steps(make)
     for decay in decays:
         found |= for_steps(make, f"decay {decay:g}", residual_decay=decay)

@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py [--models bert-base]
 
-This is the largest rise of resident memory in three steps after the first one.
-oneDNN is off, since TensorFlow's allocator for it never frees memory.
+The result is the largest rise of resident memory in three steps after the first
+step. oneDNN is off, since TensorFlow's allocator for oneDNN never frees memory.
 """
 
 import ctypes

@@ -4,16 +4,17 @@
         [--turns 3] [--width 1414] [--round-trip 200] [--link "100 Mbit/s"]
 
 Two workers train with `fit`, with and without `overlap`, over the link and
-without it, and take turns. A turn is one call of `fit`. Its seconds are those
-of the first worker, from the end of its first round to the end of its last,
-`--rounds` rounds later. The exchange at the end of an epoch is not included.
+without it, and take turns. A turn is one call of `fit`. The seconds of a turn
+are those of the first worker, from the end of its first round to the end of its
+last round, `--rounds` rounds later. They do not include the exchange at the end
+of an epoch.
 
     exchange = seconds over the link - seconds without, both without `overlap`
     hidden   = 1 - (seconds over the link - seconds without) / exchange,
                both with `overlap`
 
-Links and round trips are those of latency.py, and so is the model. The
-optimizer is `SparseLoCo.for_steps(3000, AdamW)`.
+Links, round trips and the model are those of latency.py. The optimizer is
+`SparseLoCo.for_steps(3000, AdamW)`.
 """
 
 import os

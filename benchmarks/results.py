@@ -32,12 +32,12 @@ def record(
     result: dict[str, Any],
     table: Callable[[str, dict], str] | None = None,
 ) -> None:
-    """Write the result of one model; keep the results of others.
+    """Write the result of one model; keep the results of other models.
 
     Args:
         path: The file.
         model: The model's name.
-        result: Replaces an earlier one.
+        result: The new result, which replaces an earlier result.
         table: Takes model and result, and returns the text to print.
     """
     document = load(path)
@@ -55,7 +55,7 @@ def options(
     Args:
         script: The script's path; the file of results has the same name.
         description: The script's docstring; the first line is shown.
-        models: The models that can be measured; the default is all.
+        models: The models that can be measured; by default, all are measured.
         **numbers: Integer arguments, and their defaults.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])

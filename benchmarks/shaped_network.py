@@ -4,7 +4,7 @@
         [--links "10 Mbit/s"] [--family AdamW]
 
 Hosts are network namespaces of this machine (see hosts.py), and share its
-cores: "no exchange" is the time in which all compute in parallel, without
+cores: "no exchange" is the time in which all hosts compute in parallel, without
 messages. All contenders of a model run at the same time and take turns on every
 link, in rounds. Times are the first host's. Bytes are the mean of the bytes
 that the hosts' interfaces send. A large packet, which the kernel would split

@@ -7,16 +7,16 @@ gradients, in separate processes, one contender after another: on 1, 2 and 4
 workers joined by loopback, and on 2 and 4 logical devices of one process, under
 `MirroredStrategy`. Times are the first worker's. The state is that of the
 fullest replica, by `memory_summary()`. Resident memory is the growth of the
-first worker, with all its devices: when the optimizer is built, by the state;
-and after two steps, by everything else that steps need, which TensorFlow keeps.
-Bytes are the kernel's count of the bytes that a worker's TCP sockets send in a
-step.
+first worker, with all its devices. It is measured twice: when the optimizer is
+built, it grows by the state; after two steps, it has also grown by all other
+memory that steps need, which TensorFlow keeps. Bytes are the kernel's count of
+the bytes that a worker's TCP sockets send in a step.
 
 If PyTorch is installed (`pip install torch`), its `ZeroRedundancyOptimizer` is
 measured, too; see zero_redundancy.py.
 
-`--models` and `--layouts` measure some again, and keep the file's results of
-others. Four workers of BERT-base take 15 GB of memory.
+`--models` and `--layouts` measure only some models and layouts, and keep the
+file's other results. Four workers of BERT-base take 15 GB of memory.
 """
 
 import argparse
@@ -158,7 +158,8 @@ def work(
         ]
     gradients = strategy.run(lambda: [tf.fill(w.shape, 1e-3) for w in weights])
     with strategy.scope():
-        # Memory that the first optimizer of a process takes is not only state.
+        # The first optimizer of a process also takes memory for other purposes,
+        # so build a small optimizer before the measurement.
         OPTIMIZERS[optimizer]().build([keras.Variable(tf.zeros([8, 8]))])
     before = resident_bytes()
     with strategy.scope():
@@ -166,7 +167,7 @@ def work(
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
     if layout.workers > 1:
-        # The first worker may still be sending initial values to the others.
+        # Wait: the first worker may still be sending initial values.
         mean(strategy, 0.0)
     built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)

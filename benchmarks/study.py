@@ -1,11 +1,11 @@
-"""Trains variants of an optimizer, and compares them with the dense one.
+"""Trains variants of an optimizer, and compares them with the dense variant.
 
 Each worker is a logical device of one process; separate processes would compute
 the same. All variants train at the learning rate for which the dense variant
-has the lowest mean validation loss on `Family.tuning_seeds`, with other seeds.
-A seed gives all variants the same initial weights and batches. The test split
-is only used at the end of a run. Every run is written when it ends; an
-interrupted study keeps its finished runs.
+has the lowest mean validation loss on `Family.tuning_seeds`. The runs at this
+rate have other seeds. A seed gives all variants the same initial weights and
+batches. The test split is only used at the end of a run. Every run is written
+when it ends, so an interrupted study keeps its finished runs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Variant(NamedTuple):
 
     workers: int
     make_optimizer: Callable
-    seeds: int = SEEDS  # At most.
+    seeds: int = SEEDS  # The largest number of seeds to train with.
 
 
 class Family(NamedTuple):
@@ -52,7 +52,7 @@ class Family(NamedTuple):
 
 
 def make_strategy(workers: int) -> tf.distribute.Strategy:
-    """Return a strategy of logical devices; for one worker, the default one."""
+    """Return a strategy of logical devices; for one worker, the default."""
     if workers == 1:
         return tf.distribute.get_strategy()
     tf.config.set_logical_device_configuration(

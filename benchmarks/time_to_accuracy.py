@@ -2,9 +2,10 @@
 
     sudo python benchmarks/time_to_accuracy.py [--links "100 Mbit/s"]
 
-Two hosts, as in shaped_network.py or, with a round trip, far_hosts.py, train
-the digits of accuracy.py with dense momentum SGD under TensorFlow's strategy
-and with DGC under ours, at the same learning rate, which accuracy.py has found.
+Two hosts train the digits of accuracy.py, with dense momentum SGD under
+TensorFlow's strategy and with DGC under ours. Both use the learning rate that
+accuracy.py has found. Hosts are those of shaped_network.py or, with a round
+trip, of far_hosts.py.
 Only training steps are timed; accuracy is measured on the validation split
 after every epoch.
 """

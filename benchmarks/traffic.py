@@ -28,10 +28,10 @@ class Exchange(NamedTuple):
 
 
 def dense(size: int, at_once: bool = False) -> Exchange:
-    """Return the sum of dense tensors, whose values have a size in bytes.
+    """Return the exchange that sums dense tensors, with values of some bytes.
 
-    Either by TensorFlow's ring or, with `at_once`, as our strategy does: each
-    worker receives and sums a part, and sends the sum to all.
+    The tensors are summed by TensorFlow's ring or, with `at_once`, as our
+    strategy sums them: each worker sums a part, and sends the sum to all.
     """
 
     def traffic(n: int, density: float, workers: int) -> Traffic:
@@ -45,7 +45,7 @@ def dense(size: int, at_once: bool = False) -> Exchange:
 
 
 def all_gather(code: str, one_level: bool = False) -> Exchange:
-    """Return the all-gather of entries, whose values are sent in a code.
+    """Return the exchange that gathers entries, with values in a code.
 
     Entries are sent as a dense tensor if that takes fewer bytes, as in
     compression/exchanges.py. As in our strategy, many workers gather in two
@@ -65,7 +65,7 @@ def all_gather(code: str, one_level: bool = False) -> Exchange:
 
 
 def reduce_scatter(code: str) -> Exchange:
-    """Return the all-to-all of entries, and the all-gather of float32 sums.
+    """Return the exchange that sums entries by shards, and gathers the sums.
 
     Every worker sums the entries of its shard of the tensor, and sends the
     largest sums to all, as in compression/sharded_exchange.py.
@@ -87,7 +87,7 @@ def _bytes(n: float, count: float, code: str) -> float:
 
 
 def _through_one(workers: int) -> tuple[int, int]:
-    """Return the messages and rounds to the worker that sums, and back."""
+    """Return the messages and rounds if one worker sums each part."""
     there, back = _at_once([workers]), _gather(workers)
     return there[0] + back[0], there[1] + back[1]
 

@@ -1,7 +1,7 @@
 """One worker with PyTorch's `ZeroRedundancyOptimizer`, for sharded_state.py.
 
 As in `DistributedDataParallel`, gradients are in buckets of 25 MB, which gloo
-sums in place. AdamW is PyTorch's fused one.
+sums in place. The optimizer is PyTorch's fused AdamW.
 """
 
 import argparse

@@ -24,7 +24,7 @@ LEFTOVER = re.compile(
 )
 CODE = ("code", "pre", "script", "style", "svg")
 TITLES = ("h1", "h2", "h3", "h4", "h5", "h6")
-# No page has a quotation: this is the example of a docstring.
+# No page has a quotation, so a quotation is a misread example of a docstring.
 UNWANTED = ("blockquote",)
 VOID = ("br", "hr", "img", "input", "link", "meta")
 
@@ -36,7 +36,7 @@ class Page(HTMLParser):
     path: pathlib.Path
 
     def __post_init__(self) -> None:
-        """Read it."""
+        """Read the page."""
         super().__init__()
         self.links: list[str] = []
         self.ids: set[str] = set()
@@ -117,7 +117,7 @@ def problems(site: pathlib.Path) -> Iterator[str]:
 def leads_somewhere(
     link: str, path: pathlib.Path, pages: dict[pathlib.Path, Page]
 ) -> bool:
-    """Return whether a link has a target; links to other sites count."""
+    """Return whether a link has a target; True for links to other sites."""
     target, anchor = urldefrag(unquote(link))
     url = re.escape(home.url())
     if ours := re.fullmatch(rf"{url}/(?:blob|tree|raw|edit)/main/(.+)", target):

@@ -28,10 +28,10 @@ LABEL = re.compile(rf"^(?=(?:{'|'.join(LABELS)})\b)", re.M)
 LABELLED = re.compile(rf"((?:{'|'.join(LABELS)})\b[^:]*):\s+(.*)", re.S)
 # Sections that Griffe knows, and renders itself.
 KNOWN = ("Args", "Attributes", "Raises", "Returns", "Yields", "Example")
-# Sections of "name: text", which it does not know.
+# Sections of "name: text", which Griffe does not know.
 LISTS = ("Options", "Exit codes")
 SECTION = re.compile(rf"({'|'.join((*KNOWN, *LISTS, 'Reference'))}):$")
-# The signature shows it, too.
+# The signature also shows the default.
 DEFAULT = re.compile(r"\s+Defaults\s+to\s+`[^`]*`\.$", re.M)
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
@@ -91,7 +91,7 @@ def items(text: str) -> Iterator[str]:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Return paragraphs, labelled ones in bold, and fenced formulas."""
+    """Return paragraphs, with labels in bold, and fenced formulas."""
     for lines in merged(re.split(r"\n\s*\n", text)):
         if lines.startswith(" "):
             yield fenced(textwrap.dedent(lines))

@@ -3,13 +3,13 @@
     python tools/flow_lines.py [ROOT]
 
 The numbered lines of a flow in docs/architecture.md name functions. To
-understand a step, one reads these, and everything in the package that they
-call, recursively:
+understand a step, one reads these functions, and everything in the package that
+they call, recursively:
 
 - a name that the function's module defines or imports: the function, the
   constant, or the attributes and `__init__` of the class;
 - `self.name`, `optimizer.name` and `super().name`: the method of the class, or
-  of the nearest class below it that has one. In a base class of the flow's
+  of its nearest base class that has this method. In a base class of the flow's
   optimizer, the search begins at the optimizer;
 - `other.name(...)`, or `other.name` where that is a property: the methods of
   this name in all classes that the function's module, or a constant in it,

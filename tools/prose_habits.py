@@ -3,8 +3,8 @@
     python tools/prose_habits.py [--list HABIT]
 
 Prints a table: a row for each habit, a column for docs, docstrings, comments
-and strings. With `--list`, also every place of one habit. A count need not be
-0: "what" may begin a question, and a room may be a room.
+and strings. With `--list`, also prints every place of one habit. A count need
+not be 0: "what" may begin a question, and a room may be a room.
 """
 
 import argparse
