@@ -24,7 +24,7 @@ OPTIMIZERS = {
         min_compress_size=20,
         **kwargs,
     ),
-    # Rounds end neither with epochs nor with backups.
+    # Neither epochs nor backups end together with rounds.
     "rounds": lambda **kwargs: tfo.SparseLoCo(
         keras.optimizers.Adam(0.01),
         sync_every=4,
@@ -49,7 +49,7 @@ class Interruption(Exception):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Raises an error in a step, counted over all epochs."""
+    """Raises an error in a given step; steps are counted over all epochs."""
 
     def __init__(self, step):
         super().__init__()
@@ -109,7 +109,7 @@ def epochs_of(logs):
 
 
 def parts(model):
-    """Return the variables of every replica."""
+    """Return all replicas' copies of a model's and optimizer's variables."""
     strategy = model.distribute_strategy
     return [
         part
@@ -124,7 +124,7 @@ def state(model):
 
 
 def reset(model, values):
-    """Restore the values of `state`; a new model would be traced again."""
+    """Restore values from `state`, since a new model would be traced again."""
     keras.utils.set_random_seed(1)
     for part, value in zip(parts(model), values, strict=True):
         part.assign(value)
@@ -174,7 +174,7 @@ def restore(archive):
 
 
 def make_small(folder, step=4, save_freq=4, **kwargs):
-    """Return a model with a backup in the middle of an epoch of six batches."""
+    """Return a model that was backed up within an epoch of six batches."""
 
     def make():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])

@@ -64,7 +64,7 @@ CASES = {
 
 
 def each_kind(*long):
-    """Parametrize a test by all cases; those in `long` need `-m long`."""
+    """Parametrize a test by all cases; cases in `long` need `-m long`."""
     return pytest.mark.parametrize(
         "case",
         [
@@ -76,7 +76,7 @@ def each_kind(*long):
     )
 
 
-# `tox` tests code that Lamb and LANS share by one of them only.
+# `tox` tests code that Lamb and LANS share with only one of them.
 EACH_KIND = each_kind("lans")
 
 # The largest difference between XLA and graphs, which round differently. A step
@@ -87,7 +87,7 @@ SHAPES = {"kernel": (4, 5), "bias": (3,)}
 
 
 def with_long(values, long):
-    """Return the parameters of a test; those in `long` need `-m long`.
+    """Return the parameters of a test; values in `long` need `-m long`.
 
     A tuple holds several arguments.
     """
@@ -124,7 +124,7 @@ def run(optimizer, variables, steps, first=0, gradients=make_gradients):
 
 
 def run_reference(step_function, steps, learning_rate=0.02, values=None):
-    """Return the reference's weights, with the initial values of `run`."""
+    """Return the reference's weights after steps with `make_gradients`."""
     weights = [v.astype("float64") for v in values or make_values()]
     states = [{} for _ in weights]
     for step in range(steps):
@@ -138,7 +138,7 @@ def run_reference(step_function, steps, learning_rate=0.02, values=None):
 
 @contextlib.contextmanager
 def without_kernels():
-    """Run kernels op by op: compiling them for one test takes longer."""
+    """Run kernels op by op, since compiling them for one test takes longer."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
@@ -147,7 +147,7 @@ def without_kernels():
 
 
 def as_numpy(variable):
-    """Return a value as a NumPy array, bfloat16 as float32."""
+    """Return a value as a NumPy array, with float32 in place of bfloat16."""
     value = tf.convert_to_tensor(variable)
     return (
         tf.cast(value, "float32") if value.dtype == "bfloat16" else value
@@ -155,7 +155,7 @@ def as_numpy(variable):
 
 
 def error(actual, expected):
-    """Return the largest max|a - b| / max|b| of a pair of arrays."""
+    """Return the largest max|a - b| / max|b| over pairs of arrays a and b."""
     return max(
         np.max(
             np.abs(

@@ -1,4 +1,4 @@
-"""Tests that apply to every optimizer; test modules inherit from them.
+"""Tests that apply to every optimizer; test modules inherit these classes.
 
 Modules parametrize `case`.
 """
@@ -255,7 +255,7 @@ class Contract:
         assert cases.error(variables, expected) < TOLERANCE
 
     def test_moving_average_follows_and_replaces_the_weights(self, case):
-        """This includes a variable that never gets a gradient."""
+        """One of the variables never gets a gradient."""
         variables = [*cases.make_variables(), keras.Variable(np.ones(2))]
         optimizer = case.make(use_ema=True, ema_momentum=0.9)
         averages = None
@@ -406,7 +406,7 @@ class Contract:
         assert cases.error(variables, expected) < TOLERANCE
 
     def test_float8_scales_are_left_to_keras(self, case):
-        """Variables that are overwritten by their gradients get no state."""
+        """Variables that gradients overwrite get no state."""
         scale = keras.Variable(1.0, name="scale")
         scale.overwrite_with_gradient = True
         variables = [*cases.make_variables(), scale]
@@ -418,7 +418,7 @@ class Contract:
 
 
 class NotWrapping:
-    """Tests of optimizers that do not wrap another one."""
+    """Tests of optimizers that do not wrap another optimizer."""
 
     def test_save_and_load_mid_run_gives_the_same_next_step(
         self, case, tmp_path

@@ -1,7 +1,8 @@
 """Models with custom losses, metrics and steps.
 
-They are small versions of those in Keras's guides and examples. Each trains on
-batches of 3, 3 and 1 rows, so that one of two replicas gets no row of the last.
+They are small versions of models in Keras's guides and examples. Each model
+trains on batches of 3, 3 and 1 rows, so that one of two replicas gets no row of
+the last batch.
 """
 
 import keras
@@ -25,7 +26,7 @@ def sgd():
 
 
 class Logs(keras.callbacks.Callback):
-    """Keeps the logs of every batch."""
+    """Records the logs of every batch."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +110,7 @@ class GuideWithRows(Guide):
 
 
 class GuideSynchronized(Guide):
-    """Has batch statistics over all replicas, with gradients to all."""
+    """Has batch statistics over all replicas, and gradients to all replicas."""
 
     def __init__(self):
         super().__init__()
@@ -297,7 +298,7 @@ class Total(keras.metrics.Metric):
 
 
 class Unlisted(ReturnsLoss):
-    """Has metrics in several places, does not list them, and returns arrays."""
+    """Has metrics in several places, but not in `metrics`; returns arrays."""
 
     def __init__(self):
         super().__init__()
@@ -326,7 +327,10 @@ class Unlisted(ReturnsLoss):
 
 
 class Sharp(Guide):
-    """Takes gradients at weights moved along a first gradient (SAM)."""
+    """Takes the gradients of a step at moved weights (SAM).
+
+    The weights are moved along the gradients at the original weights.
+    """
 
     def train_step(self, data):
         x, y = data
@@ -362,7 +366,7 @@ def with_metrics(optimizer=None, **arguments):
 
 
 def number(y_true, y_pred):
-    """A metric that is one number."""
+    """A metric whose result is a single number."""
     return ops.mean(ops.abs(y_pred))
 
 

@@ -44,15 +44,15 @@ def is_mirrored(strategy):
 
 
 def pytest_sessionstart(session):
-    """Compile kernels and graphs in fewer passes: a sixth of the time."""
+    """Save a sixth of the time: compile kernels and graphs in fewer passes."""
     if not is_short(session.config):
         return
     # Keras draws a batch before each `fit`, and drops the iterator. TensorFlow
-    # (2.21) may crash if one of several devices still waits for the next batch:
-    # the answer refers to the iterator, which may be deleted.
+    # (2.21) may crash if one of several devices still waits for the next batch,
+    # since the answer refers to the iterator, which may be deleted.
     build_from_specs(is_mirrored)
     leave_graphs_as_traced()
-    os.environ[AS_TRACED] = "1"  # For workers.
+    os.environ[AS_TRACED] = "1"  # Workers that tests start read this.
     compile_in_fewer_passes()
 
 
@@ -67,7 +67,7 @@ def _with_gpu(device_type=None):
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """Let Keras see a GPU, so that it compiles steps by XLA by default.
+    """Let Keras see a GPU, so that Keras compiles steps with XLA by default.
 
     All computations stay on the CPU.
     """
@@ -76,9 +76,9 @@ def pretended_gpu(monkeypatch):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol():
-    """Pretend a GPU for all tests, if `PRETENDED_GPU` is set.
+    """Pretend that there is a GPU in all tests, if `PRETENDED_GPU` is set.
 
-    The default device is then a CPU other than the host, as a GPU would be.
+    The default device is then a second CPU, since a GPU is not the host either.
     """
     if "PRETENDED_GPU" not in os.environ:
         return (yield)
@@ -112,9 +112,9 @@ def on_cpu():
 
 @pytest.fixture(scope="session")
 def mirrored(request):
-    """Return one strategy for all tests: collectives of two would be confused.
+    """Return one strategy for all tests, since two would mix up collectives.
 
-    Tracing collectives, TensorFlow's default, takes a third of the time of such
+    Tracing TensorFlow's default collectives takes a third of the time of such
     tests, so most reduce on one device.
     """
     exchange = (

@@ -89,7 +89,7 @@ class Run:
         apply(self._per_replica(gradients))
 
     def step_and_add_up(self, gradients, totals):
-        """Step, and add this process's new accumulation in v to `totals`.
+        """Step, and add all that this process has added to v to `totals`.
 
         The optimizer is DGCMomentum with a momentum of 0.9, or SparseLoCo
         around plain SGD.
@@ -110,7 +110,7 @@ class Run:
                 total += g
 
     def restart(self, values, learning_rate):
-        """Restore the initial state; a new run would be traced again."""
+        """Restore the initial state, since a new run would be traced again."""
         every = self.strategy.experimental_local_results
         for variable in self.optimizer.variables:
             for part in every(variable.value):
@@ -132,7 +132,7 @@ class Run:
     def memory(self, name):
         """Return u ("momentum") or v ("residual"): [variable][local replica].
 
-        v only of compressed variables; SparseLoCo has no u.
+        Only compressed variables have v; SparseLoCo has no u.
         """
         compressor = self.optimizer._compressor
         variables = compressor.residuals
@@ -142,7 +142,7 @@ class Run:
 
 
 def make_gradients(step, shapes, replicas, seed=0):
-    """Return the 1/N-scaled gradients of a step: [replica][variable]."""
+    """Return the gradients of a step, divided by N: [replica][variable]."""
     rng = np.random.default_rng([seed, step])
     return [
         [
@@ -208,7 +208,7 @@ def golden(name, strategy, first=0):
 
 
 def assert_nothing_is_lost(balances, **kwargs):
-    """Check that sent and unsent sums equal the accumulated ones.
+    """Check that sent plus unsent values equal the accumulated values.
 
     Args:
         balances: The "sent", "unsent" and "accumulated" sums of each worker,
@@ -239,9 +239,11 @@ STAGES = {
 
 
 def balances_of_scales(strategy, **settings):
-    """Return all sent sums, and this process's unsent and accumulated ones.
+    """Return the sums of values by step, variable and element.
 
-    Each is [step][variable][element], in multiples of the variable's scale.
+    The keys of a step are "sent", the values that all processes have sent, and
+    "unsent" and "accumulated", the values of this process. All sums are in
+    multiples of the variable's scale.
     """
     names = [f"w{scale}" for scale in SCALES]
     run = Run(strategy, dict.fromkeys(names, np.zeros(90)), 1.0, **settings)
@@ -275,7 +277,7 @@ def balances_of_scales(strategy, **settings):
 
 
 def assert_all_scales_are_conserved(processes, dtype):
-    """Check every step of `balances_of_scales`, of all processes.
+    """Check every step in all processes' `balances_of_scales`.
 
     Errors are relative to the scale of each variable.
     """
@@ -306,9 +308,9 @@ def apply_own(strategy, optimizer, variable, gradients):
 
 
 def check_twin(strategy, dtype, make, gradients):
-    """Check that weights are equal to rounded float32 ones after some steps.
+    """Check that half-precision weights are rounded float32 weights.
 
-    The steps are smaller than the rounding of the dtype.
+    Each of the steps is smaller than the rounding of the dtype.
 
     Args:
         strategy: A strategy with two replicas.

@@ -1,4 +1,4 @@
-"""Trajectories of other libraries, and the errors of ours.
+"""Trajectories of other libraries, and the errors of our optimizers.
 
 The error of a tensor is max|a - b| / max|b|, at every step.
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from real_workers import LAUNCHER
 
-# In seconds; far more than needed, since other work may share the machine.
+# Timeout in seconds, far more than needed, since the machine may be busy.
 LIMIT = 300
-# Seconds in which a worker must not end, or must not need a SIGTERM.
+# Seconds of sleeps and grace periods that a test must never wait for.
 LONG = 600
 
 INDEX = """
@@ -94,7 +94,7 @@ def assert_gone(pids, seconds=20):
 
 
 def lines_of(output, worker):
-    """Return one worker's lines, without their prefix."""
+    """Return the lines of one worker's output, without their prefix."""
     prefix = f"[worker {worker}] ".encode()
     found = [line for line in output.split(b"\n") if line.startswith(prefix)]
     return [line[len(prefix) :] for line in found]

@@ -14,8 +14,8 @@ from tensorflow.python.ops import (
 from tf_optimizers import kernels
 from tf_optimizers.compression.residual import _clear
 
-# A module, its function that adds, and the indices of the arguments with
-# positions and values.
+# Modules, the name of a function that adds, and the indices of its arguments
+# with positions and values.
 ADDING = [
     ((tf, gen_array_ops), "scatter_nd", (0, 1)),
     ((tf,), "tensor_scatter_nd_add", (1, 2)),
@@ -58,7 +58,7 @@ def permuted(function, places):
 
 @contextlib.contextmanager
 def permuted_additions():
-    """Permute the order of scatters and segment sums, including kernels.
+    """Add in a random order in scatters and segment sums, even in kernels.
 
     Kernels are traced again, and run without XLA, whose random numbers are the
     same in all processes. `_clear` adds nothing, and needs XLA, which drops

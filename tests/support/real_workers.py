@@ -101,23 +101,23 @@ def environment(folder):
 
 
 def python_path(*folders):
-    """Return a `PYTHONPATH` of folders, and of those of the tests.
+    """Return a `PYTHONPATH` of folders, followed by the tests' `PYTHONPATH`.
 
-    The latter may contain TensorFlow.
+    The tests' `PYTHONPATH` may contain TensorFlow.
     """
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*map(str, folders), *([given] if given else [])])
 
 
 def results(*args, **kwargs):
-    """Run a program that must succeed; return what each worker reported."""
+    """Run a program that must succeed; return the results of the workers."""
     outcome = run(*args, **kwargs)
     assert outcome.exit_code == 0, outcome.output[-5000:]
     return outcome.results
 
 
 def quick_python():
-    """Return an environment in which Keras is imported in half of the time."""
+    """Return an environment in which importing Keras takes half the time."""
     return os.environ | {"PYTHONPATH": python_path(PACKAGE, SUPPORT)}
 
 

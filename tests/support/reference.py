@@ -210,7 +210,7 @@ class SparseLoCo:
 
     `inner(w, g, state, lr)` is a step of the inner optimizer; a round has
     `every` steps. `sparsity(step)` applies at the step that ends a round.
-    Otherwise like `DGC`.
+    All else is as in `DGC`.
     """
 
     def __init__(
@@ -258,14 +258,14 @@ class SparseLoCo:
         self.taken = 0
 
     def go_on(self):
-        """End the round; sent entries arrive at the end of the next one."""
+        """End the round; sent entries arrive at the end of the next round."""
         self.arrive()
         self.accumulate()
         self.local = self.base = [self.w - len(self.v) * v for v in self.v]
         self.travelling, self.taken = self.outer_lr * self.send(), 0
 
     def arrive(self):
-        """Receive the entries that travel."""
+        """Receive the entries that were sent at the last end of a round."""
         self.w = self.w - self.travelling
         self.travelling = np.zeros_like(self.w)
 
@@ -294,9 +294,9 @@ class SparseLoCo:
 class ShardedDGC:
     """DGC of several parameters whose entries are summed by shards.
 
-    Like `DGC` with masking. Entries beyond a shard's capacity, and sums that a
-    shard does not send on, stay in v and u. There are `residuals` residuals,
-    each with its own gradients.
+    It works as `DGC` with masking, but entries beyond a shard's capacity, and
+    sums that a shard does not send on, stay in v and u. There are `residuals`
+    residuals, each with its own gradients.
     """
 
     def __init__(

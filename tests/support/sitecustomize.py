@@ -1,6 +1,6 @@
 """Cuts the start-up time of test workers by a quarter.
 
-They collect garbage rarely, and Keras does not find scikit-learn and
+Workers collect garbage rarely, and Keras does not find scikit-learn and
 Matplotlib, which it would load. Python runs this at the start of every process
 with this folder in `PYTHONPATH`.
 """

@@ -71,7 +71,7 @@ class Weight(keras.layers.Dense):
 
 
 def compiled(*layers, **kwargs):
-    """Return a model whose other weights do not depend on the state."""
+    """Return a model that trains at rate 0, so that only its state changes."""
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(keras.optimizers.SGD(0.0), "mse", **kwargs)
     return model

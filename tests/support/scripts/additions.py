@@ -57,7 +57,7 @@ EVERY = [name + kind for name in MAKE for kind in ("", DENSE)]
 
 
 def make_model(name):
-    """Return a model with two shapes, since every shape compiles kernels."""
+    """Return a model with only two shapes; each new shape compiles kernels."""
     keras.utils.set_random_seed(1)
     rows = [keras.Input((6,), dtype="int32"), keras.layers.Embedding(32, 32)]
     rows += [keras.layers.GlobalAveragePooling1D()]

@@ -1,4 +1,4 @@
-"""Tests what workers agree on one step ahead of training."""
+"""Checks the exchanges of workers about the next batch."""
 
 import graphlib
 import hashlib
@@ -18,9 +18,9 @@ from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.data.batch_metadata import rows_of
 from tf_optimizers.workers.data.look_ahead import FIRST_BATCH
 
-# Older versions draw batches in the function of the step.
+# Older versions of Keras draw batches inside the function of the step.
 DRAWS_EAGERLY = KERAS >= (3, 16)
-# Makes five full batches, and one with a single row.
+# With this size, there are five full batches, and one with a single row.
 BATCH = 19
 
 
@@ -31,13 +31,13 @@ def batches():
 
 
 def places(graph, before=0):
-    """Return the depth of each collective in a chain of them, by name.
+    """Return each collective's place in the longest chain that leads to it.
 
-    Collectives that only run for an iterator's first batch do not count.
+    Collectives that run only for an iterator's first batch are left out.
 
     Args:
         graph: The graph of a function.
-        before: Number of collectives before its inputs.
+        before: The number of collectives before the inputs of the graph.
     """
     inputs = {tensor.op for tensor in graph.inputs}
     ahead = {
@@ -60,7 +60,7 @@ def places(graph, before=0):
 
 
 def called(op):
-    """Return the functions that an op may run, except for a first batch."""
+    """Return the functions that an op may run after the first batch."""
     if "PartitionedCall" in op.type:
         return [op.get_attr("f").name]
     if op.type in ("If", "StatelessIf"):
@@ -89,8 +89,8 @@ def train_function(strategy):
 def own_lengths(strategy):
     """Return each batch's rows: on this worker's replicas, and in total.
 
-    Each worker has its own data, drawn once eagerly and once in a function.
-    They end at different steps, and no worker knows its own in advance.
+    Each worker draws its own data, once eagerly and once in a `tf.function`.
+    Data end at different steps, and no worker knows its end in advance.
     """
 
     def make(context):
@@ -133,7 +133,7 @@ def endless(strategy):
 
 
 def asks_for_the_spec(strategy):
-    """Return sums from a function with the dataset's `element_spec`."""
+    """Return sums from a function whose signature is `element_spec`."""
     data = strategy.experimental_distribute_dataset(
         tf.data.Dataset.range(7).batch(4)
     )
@@ -150,8 +150,8 @@ def asks_for_the_spec(strategy):
 def one_after_another(strategy):
     """Return the message that the second worker read before its second draw.
 
-    The first worker writes it after its own second draw, which therefore does
-    not wait for the second worker's metadata of the third batch.
+    The first worker writes the message after its own second draw. So this draw
+    does not wait for the second worker's notes on the third batch.
     """
     iterator = iter(strategy.experimental_distribute_dataset(batches()))
     next(iterator)
@@ -167,8 +167,8 @@ def one_after_another(strategy):
 def eagerly_and_not(strategy):
     """Return the rows of batches that are drawn in three ways, in turn.
 
-    These are: eagerly, in a function that takes the iterator, and in one that
-    captures it. Another iterator is used in between.
+    The ways are: eagerly, in a function that takes the iterator, and in a
+    function that captures it. In between, another iterator draws batches.
     """
     growing = tf.data.Dataset.range(1, 21).map(lambda rows: tf.zeros([rows]))
     data = strategy.distribute_datasets_from_function(lambda _: growing)
@@ -184,7 +184,7 @@ def eagerly_and_not(strategy):
 def two_kinds(strategy):
     """Return the rows that one function draws from shared data and own data.
 
-    Keras relaxes shapes like that, too.
+    The function is traced with relaxed shapes, as Keras traces its steps.
     """
     data = tf.data.Dataset.range(10).batch(4)
     shared = iter(strategy.experimental_distribute_dataset(data))
@@ -199,8 +199,8 @@ def dropped(strategy):
     """Return the seconds in which iterators of data in use are deleted.
 
     TensorFlow tunes data 2.6 s and 5.1 s after an iterator has started. If data
-    are tuned, deleting ten iterators blocks in every run; if only the transfer
-    to devices is tuned, in every second run.
+    are tuned, deleting ten iterators blocks in every run. If only the transfer
+    to devices is tuned, deleting blocks in every second run.
     """
     data = strategy.experimental_distribute_dataset(batches())
     iterators = [iter(data) for _ in range(10)]
@@ -214,15 +214,15 @@ def dropped(strategy):
 
 
 class Messages(keras.callbacks.Callback):
-    """Counts the collectives that each step starts, by channel; keeps logs."""
+    """Counts the collectives of each step, by channel; keeps losses."""
 
     def __init__(self, extended):
         super().__init__()
         self.extended, self.counts, self.losses = extended, [], []
 
     def counted(self):
-        self.extended.background.wait()  # For batches that are drawn eagerly.
-        # The other channels are used by threads, at any time.
+        self.extended.background.wait()  # A thread may still exchange notes.
+        # Threads may use the other channels at any time.
         return [c.progress()[0][0] for c in self.extended.channels[:3]]
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -262,7 +262,7 @@ def local_rounds(strategy):
             )
         model.make_train_function()
         if not relies:
-            # Without knowledge of rounds, every step exchanges.
+            # Without `with_rounds`, every step exchanges.
             model.train_function = inspect.unwrap(model.train_function)
         messages = Messages(strategy.extended)
         data = batches()
@@ -289,7 +289,7 @@ def local_rounds(strategy):
         "own": train(is_own=True),
         "overlap": train(overlap=True),
     }
-    if len(strategy.extended.worker_devices) > 1:  # These runs are rarer.
+    if len(strategy.extended.worker_devices) > 1:  # Only long tests run these.
         found["overlap, in every step"] = train(relies=False, overlap=True)
         found["own, in every step"] = train(relies=False, is_own=True)
         found["several a call"] = train(steps_per_execution=2)
@@ -297,7 +297,7 @@ def local_rounds(strategy):
 
 
 def overlapping_loop(strategy):
-    """Return the digest of weights after a loop whose entries travel."""
+    """Return the digest of weights after a custom loop with `overlap`."""
     with strategy.scope():
         model = training.make_model()
         optimizer = tfo.SparseLoCo(

@@ -37,7 +37,7 @@ def train(data):
 
 
 def each_its_own(context):
-    """Return one worker's batches, which the servers hand out in any order."""
+    """Return one worker's batches, which servers distribute in any order."""
     del context
     return prepared(batches(4), "distributed_epoch", job_name="shared")
 

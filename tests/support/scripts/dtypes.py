@@ -9,8 +9,8 @@ from scripts.training import summing
 
 import tf_optimizers as tfo
 
-# Values of variables, by dtype, on the first worker and on others. Those of the
-# first worker have bits that a conversion would lose.
+# Values of variables, by dtype, on the first worker and on others. The values
+# of the first worker have bits that a conversion would lose.
 INTEGERS = {
     f"{sign}int{bits}": (low, high)
     for bits in (8, 16, 32, 64)
@@ -44,7 +44,7 @@ def value_of(dtype, worker):
 
 
 def bits_of(value):
-    """Return the bits of a value, which also distinguish NaNs."""
+    """Return the bits of a value, which also tell different NaNs apart."""
     value = value.numpy()
     if value.dtype == object:
         return [text.hex() for text in value.ravel()]
@@ -52,7 +52,7 @@ def bits_of(value):
 
 
 def variables():
-    """Return the bits of variables of all dtypes, by way of creation."""
+    """Return the bits of variables of all dtypes, created in several ways."""
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id
     found = {}
@@ -104,9 +104,9 @@ OPTIMIZERS = {
     ),
     "dense DGC": lambda: tfo.DGCMomentum(0.125, min_compress_size=1000),
 }
-# With these, one process updates an embedding in another order.
+# With these optimizers, one process updates an embedding in another order.
 ROUNDING = ("Adafactor", "RMSprop", "ScheduleFreeAdamW")
-# The results of these depend on the number of replicas.
+# The results of these optimizers depend on the number of replicas.
 COMPRESSING = {
     "DGC": lambda: tfo.DGCMomentum(
         0.125, sparsity=(0.75,), min_compress_size=1
@@ -118,7 +118,7 @@ COMPRESSING = {
     ),
 }
 ALL = OPTIMIZERS | COMPRESSING
-FEW = ("tfo.AdamOffload",)  # For short tests.
+FEW = ("tfo.AdamOffload",)  # The optimizers of short tests.
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 6, (16, 2))
@@ -163,7 +163,7 @@ def trained(make):
 
 
 def models(names=FEW):
-    """Return the bits of models that were trained with some optimizers."""
+    """Return the bits of models that were trained with the named optimizers."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
         return {name: trained(ALL[name]) for name in names}
 
@@ -216,7 +216,7 @@ FEW_EMPTY = ("Lamb",)
 
 
 def grouped(make):
-    """Return a kernel next to an empty weight, after training and before."""
+    """Return the kernel of a layer with an empty weight, trained and not."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), OfGroups()])
     model.compile(make(), "mse")
@@ -229,6 +229,6 @@ def grouped(make):
 
 
 def empty(names=FEW_EMPTY):
-    """Return models with an empty weight, trained by some optimizers."""
+    """Return `grouped` for the named optimizers, by name."""
     with tfo.SparseMultiWorkerMirroredStrategy().scope():
         return {name: grouped(EMPTY[name]) for name in names}

@@ -1,6 +1,6 @@
 """Workers that differ or fail: `faults.py CASE...`.
 
-The last case ends the process; the errors of the others are reported.
+The last case ends the process; the errors of the other cases are reported.
 """
 
 import os
@@ -24,7 +24,7 @@ X, Y = np.random.default_rng(0).random((2, 64, 8)).astype("float32")
 
 
 def save_alone(model):
-    """Try all ways to save; each must fail."""
+    """Try all ways to save a model on one worker; each must fail."""
     model.distribute_strategy.agreement_seconds = 2.0
     ways = {
         "save": lambda: model.save(FOLDER / "model.keras"),
@@ -75,7 +75,7 @@ def local_steps(strategy, case):
         model.compile(optimizer, "mse")
         optimizer.build(model.trainable_variables)
     if IS_WRONG and case == "killed":
-        # Its entries never leave.
+        # This worker's entries are never sent.
         optimizer._travel._call._function = lambda _: os.kill(
             os.getpid(), signal.SIGKILL
         )
@@ -108,7 +108,7 @@ def fit(model, callback):
 
 
 def part(model):
-    """Let the workers' rates differ, and then their weights."""
+    """Let the workers' learning rates differ, and then their weights."""
     try:
         fit(model, SetRate({7: 0.2}))
     except RuntimeError as error:
@@ -131,7 +131,7 @@ def step_late(strategy, optimizer, variables):
 
 
 def go_on(strategy, optimizer, variables):
-    """Ignore an error in a step of the second worker, like a bad batch."""
+    """Go on after an error in a step of the second worker, like a bad batch."""
 
     def replica(is_bad):
         context = tf.distribute.get_replica_context()
@@ -152,7 +152,7 @@ def go_on(strategy, optimizer, variables):
 
 
 def draw_on(strategy):
-    """Ignore the error of `go_on`, and draw batches between steps."""
+    """Go on after the error as in `go_on`, but draw batches between steps."""
 
     def replica(rows, is_bad):
         with tf.control_dependencies([tf.debugging.Assert(~is_bad, ["bad"])]):
@@ -189,7 +189,7 @@ def train(case):
             ]
         )
         momentum = 0.8 if wrong == "settings" else 0.9
-        # Only by this rule do different rates change weights.
+        # With this rule only, different rates change weights.
         optimizer = tfo.DGCMomentum(
             *(0.1, momentum),
             min_compress_size=1,
@@ -219,7 +219,7 @@ def train(case):
 
 
 def error_of(case):
-    """Return the error of a case, which every worker must get."""
+    """Return the error that every worker must get in a case."""
     try:
         train(case)
     except (RuntimeError, tf.errors.InvalidArgumentError) as error:

@@ -29,7 +29,7 @@ def worker_of(strategy):
 
 
 def message_of(function):
-    """Return the error of a function, which every worker must get, or None."""
+    """Return the error that every worker must get in a function, or None."""
     try:
         function()
     except (RuntimeError, ValueError) as error:
@@ -41,7 +41,7 @@ def as_lists(values):
     return [value.tolist() for value in values]
 
 
-# Keras's guide: a strategy, then more in a function that is called again.
+# Keras's guide creates a strategy, and more in a function that it calls again.
 
 
 def digits():
@@ -82,7 +82,7 @@ def make_or_restore_model(folder):
 
 
 def run_training(epochs):
-    """Return a model, whose training continues from a checkpoint if any."""
+    """Train a model from its checkpoint, if there is one; return results."""
     strategy = Strategy()
     folder = FOLDER / f"worker-{worker_of(strategy)}"
     folder.mkdir(exist_ok=True)
@@ -167,14 +167,14 @@ def read():
         if len(found) == 4:
             model.reset_metrics()
     metric_reads.gather_statements = gather
-    # As restoring a checkpoint does.
+    # Restoring a checkpoint assigns in this way.
     strategy.experimental_local_results(model.sum.total.value)[0].assign(1.0)
     restored = float(model.sum.result())
     return {"found": found, "asked": len(asked), "restored": restored}
 
 
 def assigned():
-    """Return state that workers assign from their rows, and all gathers."""
+    """Return state that replicas assign, and the subjects of all exchanges."""
     strategy = Strategy()
     asked = []
     gather = common_state.gather_statements
@@ -188,7 +188,7 @@ def assigned():
     measured = [model.evaluate(*data, verbose=0) for _ in range(2)]
     model.predict(state.X, verbose=0)
     path = FOLDER / f"state-{worker_of(strategy)}.weights.h5"
-    if worker_of(strategy) == 0:  # One worker may: nothing has changed.
+    if worker_of(strategy) == 0:  # State is equal, so one worker may save.
         model.save_weights(path)
     measured.append(state.center_of(model).tolist())
     model.train_on_batch(*data)
@@ -228,7 +228,7 @@ def versions():
 
 
 def hashes():
-    """Return the warnings for equal and for different text hashes."""
+    """Return the warnings for equal and for different hashes of a text."""
     own, told = strategy.text_hash, []
     for is_equal in (True, False):
         if not is_equal and '"index": 1' in os.environ["TF_CONFIG"]:
@@ -243,7 +243,7 @@ def hashes():
 
 
 def shifted():
-    """Return a path on a worker with more layers, and the error of a change."""
+    """Return a weight's path, and the error after one worker changes it."""
     strategy = Strategy()
     for _ in range(worker_of(strategy)):
         keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -271,7 +271,7 @@ def shifted():
 
 
 class Seeing(keras.Model):
-    """Records the rows of this worker, by epoch."""
+    """Records the rows that this worker trains on, by epoch."""
 
     def __init__(self):
         super().__init__()
@@ -348,13 +348,13 @@ def shuffled_file(number):
 
 
 def order():
-    """Return the rows of epochs; at first, without any seed."""
+    """Return the rows of epochs of several kinds of data without a seed."""
     strategy = Strategy()
     drawn = {"constructor": [random.random(), np.random.rand()]}
     model = seeing_model(strategy)
     epochs = {"arrays": seen(model, ROWS, 2, y=ROWS, batch_size=6)}
     if worker_of(strategy) == 0:
-        # As a script that trains another model on one worker.
+        # A script may train another model on one worker.
         compiled_model().fit(*digits_of_rows(), verbose=0)
         epochs["branches"] = seen(model, ROWS, y=ROWS, batch_size=6)
     else:
@@ -376,7 +376,7 @@ def order():
 
 
 class OfFiles(keras.utils.PyDataset):
-    """Writable slices of files, without a copy."""
+    """A dataset of writable slices of files, which are not copied."""
 
     def __init__(self, folder):
         super().__init__()
@@ -392,7 +392,7 @@ class OfFiles(keras.utils.PyDataset):
 
 
 def files():
-    """Return the bytes of files before and after training on them."""
+    """Return whether files have the same content after training on them."""
     strategy = Strategy()
     folder = FOLDER / f"files-{worker_of(strategy)}"
     folder.mkdir()
@@ -448,7 +448,7 @@ class Logging(keras.callbacks.Callback):
 
 
 def numbers():
-    """Return Python's conversions of variables."""
+    """Return the results of `float`, `int` and `complex` of variables."""
     strategy = Strategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -482,7 +482,7 @@ def numbers():
 
 
 def outside():
-    """Return results of `compile` outside of the scope, and in it."""
+    """Return results of `compile` outside of the scope and inside."""
     strategy = Strategy()
     results = {}
     for name in OPTIMIZERS:
@@ -520,7 +520,7 @@ LOOPED = {
 
 
 def looped():
-    """Return the state of optimizers, by the scopes of creation and build."""
+    """Return the state of optimizers created and built inside and outside."""
     strategy = Strategy()
 
     def state(name, made, built):
@@ -617,7 +617,7 @@ def seeds():
     tf.random.set_seed(worker_of(strategy))
     model = seeing_model(strategy)
     messages["arrays"] = message_of(lambda: model.fit(ROWS, ROWS, verbose=0))
-    keras.utils.set_random_seed(0)  # For later parts.
+    keras.utils.set_random_seed(0)  # Later parts need equal seeds.
     return messages
 
 
@@ -661,7 +661,7 @@ def counts():
 
 
 def looked_at():
-    """Return datasets, each with the part that one worker reads alone."""
+    """Return pairs: the dataset that one worker reads alone, and the data."""
     unseeded, seeded = (pairs().shuffle(24, seed=seed) for seed in (None, 3))
     halves = [pairs().take(12), pairs().skip(12).shuffle(12, seed=4)]
     kept = pairs().shuffle(24).cache()
@@ -680,7 +680,7 @@ def looked_at():
 
 
 def looked(names=("one of two",)):
-    """Return the rows of three epochs of data that one worker has read."""
+    """Return the rows of three epochs. One worker also reads the data alone."""
     strategy = Strategy()
     tf.random.set_seed(None)
     model = seeing_model(strategy)
@@ -712,7 +712,7 @@ def looked(names=("one of two",)):
 
 
 def looked_between(looks):
-    """Return the rows of two calls of `fit`; `looks` reads data in between."""
+    """Return the rows of two calls of `fit`; if `looks`, read in between."""
     tf.random.set_seed(None)
     model = Seeing()
     model.compile("sgd", "mse")
@@ -735,7 +735,7 @@ class Permuted(Shuffled):
 
 
 def permuted():
-    """Return rows of epochs in NumPy's order, from which one callback draws."""
+    """Return an error, and rows in NumPy's order; one worker also draws."""
     strategy = Strategy()
     tf.random.set_seed(None)
     model = seeing_model(strategy)
@@ -761,7 +761,7 @@ def numbered():
 
 
 def generated():
-    """Return rows of two generators that several iterators read ahead."""
+    """Return losses of two generators that several iterators read ahead."""
     with Strategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -813,7 +813,7 @@ def passed_apart(worker, modes):
             error_of_graph(lambda: model.predict_on_batch(ROWS[worker:6])),
         ]
         found.append([*messages, as_lists(model.get_weights()) != start])
-        # Rows may be augmented: equal labels show that they are the same.
+        # Rows may be augmented: equal labels show that the rows are the same.
         model.train_on_batch(own, ROWS[:6])
         model.predict_on_batch(ROWS[:6])
     return found
@@ -825,7 +825,7 @@ def passed_in_other_forms(worker, modes):
     rows, weights = ROWS[:6], np.ones(6) if worker else None
     dtype = "float64" if worker else "float32"
     calls = {
-        # The loss is not built yet.
+        # At this call, the loss is not built yet.
         "labels": lambda: model.test_on_batch(rows, ROWS[: 6 + worker]),
         "weights": lambda: model.train_on_batch(rows, rows, weights),
         "dtype": lambda: model.train_on_batch(rows.astype(dtype), rows),
@@ -890,7 +890,7 @@ def compared():
     messages = {
         name: message(data) for name, data in drawn_alone(strategy).items()
     }
-    # This is before the data are permuted, so workers detect it too late.
+    # The callback draws before the data are permuted, which is detected late.
     callback = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: draw_alone(strategy)
     )
@@ -912,7 +912,7 @@ def compared():
 
 
 def error_of_graph(function):
-    """Return the error of a step, which every worker must get, or None."""
+    """Return the error that every worker must get in a step, or None."""
     try:
         function()
     except tf.errors.InvalidArgumentError as error:

@@ -24,12 +24,12 @@ def total(tensor):
 
 @tf.function(autograph=False)
 def nested(x, rows):
-    """Sum, for any number of rows; each number is traced separately."""
+    """Return the sum of `x`; each number of `rows` is traced separately."""
     return total(x) + 0 * tf.reduce_sum(rows)
 
 
 def replica(x, rows):
-    """Return sums of one size and dtype, so that they could be confused."""
+    """Return sums that could be confused: their sizes and dtypes are equal."""
     summed = total(x) + nested(x, rows) + nested(x + 1, rows[:1])
     chosen = tf.cond(
         x[0] > 1,
@@ -67,7 +67,7 @@ def sum_often(strategy, rank):
 
 
 def gather_all(strategy, rank):
-    """Return gathers that differ from the parts of all workers, in order."""
+    """Return the cases whose gather is not all workers' parts, in order."""
     workers = strategy.num_replicas_in_sync
     collectives = strategy.extended._cross_device_ops
     wrong = []
@@ -89,7 +89,7 @@ def gather_all(strategy, rank):
 
 
 def sum_large(strategy, rank):
-    """Return the sums that differ from those of `tf.add_n`."""
+    """Return the cases whose sum is not that of `tf.add_n`."""
     workers, wrong = strategy.num_replicas_in_sync, []
     for dtype, size in itertools.product(DTYPES, (1, 2, 200_003)):
         parts = np.random.default_rng(size).standard_normal((workers, size))
@@ -107,9 +107,9 @@ def sum_large(strategy, rank):
 
 
 def sum_unequal(strategy, rank):
-    """Return the error of a sum of batches of different sizes.
+    """Return the error, and its time, of a sum of different batch sizes.
 
-    Batches of both sizes have been summed before.
+    When it occurs, sums for both sizes have been traced.
     """
     add = tf.function(lambda x: strategy.run(lambda: total(x)), autograph=False)
     sums = [

@@ -25,7 +25,7 @@ OPTIMIZERS = {
         keras.optimizers.AdamW(0.01, **ema)
     ),
 }
-# With these, workers compute the same steps as one process.
+# With these optimizers, workers compute the same steps as one process.
 AS_ONE_PROCESS = {"AdamW", "Lamb", "LANS", "ShardedState"}
 EMA = {"use_ema": True, "ema_momentum": 0.5}
 X = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
@@ -41,11 +41,11 @@ def folder():
 
 
 def fitted(make, epochs=3, callbacks=(), change=lambda layers: None, **kwargs):
-    """Return a small model that was trained, and its history."""
+    """Train a small model; return it and its history."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(16, **kwargs), keras.layers.Dense(8, **kwargs)]
     inputs = keras.Input((8,))
-    # Not `Sequential`, whose variables Keras 3.15 loads by other paths from
+    # Not `Sequential`: Keras 3.15 loads its variables by other paths from
     # Orbax.
     model = keras.Model(inputs, layers[1](layers[0](inputs)))
     change(layers)
@@ -70,7 +70,7 @@ def weights_of(model):
 
 
 def callbacks(names=("SparseLoCo",)):
-    """Return the results of callbacks that read weights, by optimizer."""
+    """Return results of runs whose callbacks read weights, by optimizer."""
     path, found = folder(), {}
     for name in names:
         with tfo.SparseMultiWorkerMirroredStrategy().scope():
@@ -82,7 +82,7 @@ def callbacks(names=("SparseLoCo",)):
 
 
 def called(name, path):
-    """Train with callbacks, then load the best model."""
+    """Train with callbacks, load the best model, and return the results."""
     best = path / f"{name}.keras"
     # The model holds averages when it is saved.
     model, history = fitted(
@@ -104,7 +104,7 @@ def called(name, path):
 
 
 def with_averages(name):
-    """Return the weights of one process, with averages swapped in."""
+    """Train one process with averages; return the weights and the history."""
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     model, history = fitted(lambda: OPTIMIZERS[name](**EMA), callbacks=[swap])
     return weights_of(model), history
@@ -117,7 +117,7 @@ def adapt(layers):
 
 
 def lora(names=("DGCMomentum",)):
-    """Return losses of models with LoRA, of bfloat16 and int8."""
+    """Return results of models with LoRA on layers of bfloat16 and of int8."""
     found = {}
     for name in names:
         with tfo.SparseMultiWorkerMirroredStrategy().scope():
@@ -135,7 +135,7 @@ def lora(names=("DGCMomentum",)):
 
 
 def orbax(names=tuple(OPTIMIZERS)):
-    """Return the loss of models before and after Orbax; None without it."""
+    """Return losses of models and their Orbax copies; None without Orbax."""
     if not importlib.util.find_spec("orbax"):
         return None
     path, found = folder(), {}
@@ -152,7 +152,7 @@ def orbax(names=tuple(OPTIMIZERS)):
 
 
 def hub():
-    """Return the results of the page on fine-tuning; None without KerasHub."""
+    """Return results of docs/fine_tuning.md's code; None without KerasHub."""
     if not importlib.util.find_spec("keras_hub"):
         return None
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)

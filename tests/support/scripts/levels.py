@@ -1,4 +1,4 @@
-"""Compares exchanges in one level and in two.
+"""Compares exchanges between all workers at once and in two levels.
 
 levels.py STEPS
 """
@@ -16,7 +16,7 @@ GATHERED = [2, 3]
 
 
 def gathers(strategy):
-    """Return the gathered values of all replicas, and the collectives."""
+    """Return the values that replicas gather, and the number of collectives."""
 
     def replica():
         context = tf.distribute.get_replica_context()
@@ -30,7 +30,7 @@ def gathers(strategy):
 
 
 def sums(strategy):
-    """Return whether a large sum is that of all replicas' values."""
+    """Return whether a large sum over all replicas is right."""
     numbers = tf.range(1000, dtype=tf.float32)
 
     def replica():

@@ -35,8 +35,8 @@ def blocks():
     return script, re.search(r"```python\n(.*?)```", loop, re.S)[1]
 
 
-# The effect of each row's code: an expression of its `result`, and the value on
-# each of two workers, or on both.
+# By the code of a row: an expression, in which `result` is the code's value,
+# and the expression's expected value on both workers, or a list with one each.
 STEPS = "trained(result)"
 EFFECTS = {
     "strategy = tfo.SparseMultiWorkerMirroredStrategy()": (
@@ -159,7 +159,7 @@ EFFECTS = {
     ),
 }
 
-# Rows that train in every run of the tests; the last writes files.
+# Code of rows that trains even in quick tests; the last row writes files.
 FEW = (
     "keras.optimizers.Adam(0.001, gradient_accumulation_steps=4)",
     'keras.callbacks.ModelCheckpoint(f"worker-{rank}.keras", '
@@ -179,7 +179,7 @@ def run(code, space):
 
 
 def tools(space):
-    """Return the functions of effects: small trainings under the strategy."""
+    """Return the functions that `EFFECTS` calls, mostly small trainings."""
     strategy, x, y = (space[name] for name in ("strategy", "x", "y"))
 
     def made(optimizer):
@@ -192,7 +192,7 @@ def tools(space):
         return model
 
     def trained(optimizer):
-        """Return the steps of an optimizer, and whether weights moved."""
+        """Return the number of steps, and whether they changed weights."""
         model = made(optimizer)
         start = model.get_weights()
         model.fit(x[:256], y[:256], batch_size=64, verbose=0)
@@ -203,7 +203,7 @@ def tools(space):
         return [int(optimizer.iterations), any(moved)]
 
     def fitted(callback):
-        """Return whether a run with a callback learns, and its rates."""
+        """Train with a callback; return whether the loss falls, and rates."""
         model = made(keras.optimizers.SGD(0.1))
         history = model.fit(
             x, y, batch_size=64, epochs=3, callbacks=[callback], verbose=0
@@ -234,12 +234,12 @@ def is_long(code):
 
 
 def moved(every=False):
-    """Return weights of the page's scripts, and the effects of rows.
+    """Return the weights after the page's scripts, and the effects of rows.
 
     Files are written to the test's folder.
 
     Args:
-        every: Whether to train with the optimizers of all rows.
+        every: Whether to run all rows, or only the quick ones.
     """
     folder = pathlib.Path.cwd()
     os.chdir(os.environ.get("FOLDER", "."))
@@ -250,7 +250,7 @@ def moved(every=False):
 
 
 def effects(script, loop, every):
-    """Run both scripts, then every row with a copy of their names."""
+    """Run both scripts, then each row with a copy of the scripts' names."""
     keras.utils.set_random_seed(0)
     exec(script, space := {})
     keras.utils.set_random_seed(0)
@@ -295,7 +295,7 @@ def in_one_process():
 
 
 def check(results, part, codes):
-    """Compare the effects of rows, on two workers, with those expected."""
+    """Check that rows have the expected effects on both workers."""
     for worker, result in enumerate(results):
         found = result[part]["effects"]
         assert set(found) == codes

@@ -3,7 +3,7 @@
     python offload.py FOLDER
 
 `tf_optimizers.launch` starts the workers. A second training, saved as
-workers-unmerged, does not merge the replicas' code, as strategies with
+workers-unmerged, runs without merge calls, like strategies with
 collectives do.
 """
 

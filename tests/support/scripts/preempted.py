@@ -14,7 +14,7 @@ import tf_optimizers as tfo
 FOLDER = pathlib.Path(os.environ["FOLDER"])
 RESTART = int(os.environ["TF_OPTIMIZERS_RESTART"])
 X, Y = np.random.default_rng(0).random((2, 48, 8)).astype("float32")
-STEP, STEPS = 8, 18  # Steps of three epochs.
+STEP, STEPS = 8, 18  # The step with SIGTERM, and the steps of three epochs.
 
 
 class Ask(keras.callbacks.Callback):

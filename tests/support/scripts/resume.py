@@ -3,7 +3,7 @@
 equal            nested trainings of several optimizers, killed and resumed,
                  and the same without a kill
 FOLDER:EPOCHS    a training of DGCMomentum, restored if there is a backup
-FOLDER:flight    a training whose backup is made while entries travel
+FOLDER:flight    a training that is backed up during an exchange of entries
 """
 
 import functools
@@ -22,7 +22,7 @@ from scripts.training import OPTIMIZERS
 import tf_optimizers as tfo
 from tf_optimizers.callbacks.backup.state import State
 
-# Rounds end neither with epochs nor with backups.
+# The rounds of five steps end neither with epochs nor with backups.
 ROUNDS = {
     name: functools.partial(
         lambda **kwargs: tfo.SparseLoCo(
@@ -39,8 +39,8 @@ ROUNDS = {
 NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
 EPOCHS, SAVE_EVERY = 2, 4
-# One stage of compression is traced faster than several. v also holds rounding
-# errors.
+# One stage of compression is traced faster than several. With int4, v also
+# holds rounding errors.
 ELASTIC = functools.partial(
     tfo.DGCMomentum,
     0.1,
@@ -48,7 +48,7 @@ ELASTIC = functools.partial(
     min_compress_size=1000,
     value_dtype="int4",
 )
-# The steps, of 24, that each training has made when all are killed.
+# Trainings have 24 steps. All are killed when each has made this many:
 STEPS = dict(
     zip(
         NAMES, np.random.default_rng(0).integers(5, 23, len(NAMES)), strict=True
@@ -59,7 +59,7 @@ VICTIM = 1
 
 
 class At(keras.callbacks.Callback):
-    """Calls a function after some steps, counted over all epochs."""
+    """Calls a function after the given step, counted over all epochs."""
 
     def __init__(self, step, action):
         super().__init__()
@@ -79,7 +79,7 @@ class Note(keras.callbacks.Callback):
 
 
 def make_model(strategy, optimizer=ELASTIC):
-    """Return two layers of one shape, since XLA compiles for each shape."""
+    """Return a model of equal layers: XLA compiles for each new shape."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
@@ -111,7 +111,7 @@ def fit(model, folder, *callbacks, epochs=EPOCHS, save_freq="epoch"):
 
 
 def memory(model):
-    """Return this worker's u and v: sums, by replica, and whether all agree."""
+    """Return this worker's u and v: sums, a digest, whether replicas agree."""
     local = model.distribute_strategy.experimental_local_results
     parts = [
         [part.numpy() for part in local(v.value)]
@@ -134,7 +134,7 @@ def weights_of(model):
 
 
 def train(model, folder, *callbacks):
-    """Return the result of a training."""
+    """Train with a backup; return steps, memory and weights."""
     note = Note()
     fit(model, folder, note, *callbacks, save_freq=SAVE_EVERY)
     return {
@@ -171,7 +171,7 @@ def equal(strategy, folder):
         ]
         initial = [part.numpy() for part in parts]
         for kind, trainings in result.items():
-            # From the start, with the same model: a new one would be traced.
+            # Reset the model, since a new one would be traced again.
             for part, value in zip(parts, initial, strict=True):
                 part.assign(value)
             trainings[name] = train(model, folder / kind / name)
@@ -192,10 +192,10 @@ def elastic(strategy, folder, epochs, *callbacks):
 
 
 def in_flight(strategy, folder):
-    """Return what SparseLoCo has at a backup, and after it was restored.
+    """Return SparseLoCo's state at a backup, and after a restore.
 
-    The backup is made in the second round of five steps. The result has the
-    common weights, and this process's share of all that is not in them.
+    The backup is made in the second round of five steps. The result holds the
+    common weights, and the sum of this worker's changes that they lack.
     """
     model = make_model(strategy, ROUNDS["overlap"])
     rounds, found = model.optimizer._rounds, {}
@@ -233,7 +233,7 @@ def in_flight(strategy, folder):
 
 
 def elastic_and_saved(strategy, folder, epochs):
-    """Save by Keras and by TensorFlow, too, on every worker."""
+    """Run `elastic`; each worker also saves by Keras and by TensorFlow."""
     own = folder.parent / f"saves-{strategy.extended.worker_index}"
     own.mkdir()
     checkpoint = keras.callbacks.ModelCheckpoint(own / "model.keras")

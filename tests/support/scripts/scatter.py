@@ -1,6 +1,6 @@
-"""DGCMomentum with sums by shards: `scatter.py some`, or `all`.
+"""DGCMomentum, whose replicas sum a shard each: `scatter.py some`, or `all`.
 
-Shards are used even where they save nothing.
+Entries are summed by shards even where this saves no bytes.
 """
 
 import sys
@@ -45,7 +45,7 @@ def drain(strategy):
 
 
 def scales(strategy, dtypes):
-    """Return the balances of variables of different scales, by dtype."""
+    """Return `dgc.balances_of_scales` by the dtype of sent values."""
     return {
         dtype: dgc.balances_of_scales(strategy, value_dtype=dtype, **dgc.STAGES)
         for dtype in dtypes

@@ -66,7 +66,7 @@ MAKE = {name: functools.partial(make, 0.01) for name, make in EVERY.items()} | {
 
 
 class Counted(keras.optimizers.Optimizer):
-    """Counts the steps of each variable in an integer, and steps by it."""
+    """Counts the steps of each variable; its rate depends on the count."""
 
     kind = "int32"
 
@@ -107,7 +107,7 @@ def without_biases(optimizer):
 
 
 def first_layers(name):
-    """Return layers; some may have sparse gradients."""
+    """Return a model's first layers; for "words", with an embedding."""
     first = keras.layers.Dense(8, "tanh", trainable=name != "frozen")
     if name != "words":
         return [first]
@@ -126,7 +126,7 @@ def trained(strategy, name, wrap):
                 keras.layers.Dense(3),
             ]
         )
-        # Under `mixed_float16`, Keras wraps it in a `LossScaleOptimizer`.
+        # Under `mixed_float16`, Keras adds a `LossScaleOptimizer`.
         model.compile(wrap(MAKE[name]()), "mse")
     # The last batch has a different size on each worker.
     model.fit(X[:15], Y[:15], batch_size=8, epochs=5, verbose=0)
@@ -134,7 +134,7 @@ def trained(strategy, name, wrap):
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills this worker after some steps; the last one is not saved."""
+    """Kills this worker after `steps` steps, before the last is backed up."""
 
     def __init__(self, steps):
         super().__init__()
@@ -147,7 +147,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def resumed(strategy, folder, epochs, steps=0):
-    """Return weights and state after a training with a backup."""
+    """Train with a backup, or resume; return weights and optimizer state."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential(
@@ -170,7 +170,7 @@ def resumed(strategy, folder, epochs, steps=0):
 
 
 def main():
-    """Report weights, or differences and the bytes that replicas own."""
+    """Report weights; or variables that differ, and the bytes per replica."""
     mode, *arguments = sys.argv[1:]
     leave_data_untuned()
     strategy = (

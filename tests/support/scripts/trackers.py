@@ -22,7 +22,7 @@ strategy = tfo.SparseMultiWorkerMirroredStrategy()
 
 
 class Shuffled(keras.utils.PyDataset):
-    """Batches in an order that Python's generator draws, as MLflow's names."""
+    """Batches in random order. Python draws it, like the names of MLflow."""
 
     order = np.arange(6)
 
@@ -38,7 +38,7 @@ class Shuffled(keras.utils.PyDataset):
 
 
 def train(name, wrap):
-    """Return the history of a run that the trackers show under this name."""
+    """Train with both trackers, under this name; return the history."""
 
     def wandb_logger():
         wandb.init(project=name, mode="offline", dir=f"{FOLDER}/{name}")

@@ -19,9 +19,9 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def summing(kind):
-    """Return a subclass that sums duplicate rows of embeddings.
+    """Return an optimizer class that sums duplicate rows of embeddings.
 
-    Our strategy sums them; Keras squares them separately.
+    Our strategy sums these rows. Without it, Keras squares each of them.
     """
     if tf.distribute.has_strategy():
         return kind
@@ -54,7 +54,7 @@ OPTIMIZERS = {
         min_compress_size=1000,
         **kw,
     ),
-    # Workers may have created different numbers of optimizers before.
+    # Names of inner optimizers may differ between workers.
     "loco": lambda **kw: tfo.SparseLoCo(
         keras.optimizers.AdamW(0.01, name=f"adamw_{os.getpid()}"),
         rampup_begin_step=2,
@@ -94,7 +94,7 @@ class Hashes(keras.callbacks.Callback):
 
 
 def fit(strategy, name, *, measured=False, **kwargs):
-    """Return the results of a training, and the model's if `measured`."""
+    """Train, and if `measured` also evaluate and predict; return results."""
     normalized = kwargs.pop("normalized", False)
     callbacks = kwargs.pop("callbacks", [])
     execution = {
@@ -138,7 +138,7 @@ def fit(strategy, name, *, measured=False, **kwargs):
 
 
 def monitored(strategy):
-    """Train with monitors: all workers measure, and one writes."""
+    """Train with a monitor: all workers measure, and one writes."""
     folder = pathlib.Path(os.environ["FOLDER"], "tensorboard")
     monitor = tfo.callbacks.CompressionMonitor(every=2, log_dir=folder)
     result = fit(strategy, "dgc", callbacks=[monitor])
@@ -155,7 +155,7 @@ class Scale(keras.callbacks.Callback):
 
 
 def half(strategy, name, **kwargs):
-    """Train in float16; one row of the last worker overflows at first.
+    """Train in float16; at first, the gradient of one row overflows.
 
     The loss is linear, and float16 holds all gradients exactly.
     """
@@ -207,7 +207,7 @@ class Rate(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def custom_loop(strategy):
-    """Train in the loop of TensorFlow's guide; a step builds the optimizer."""
+    """Train as in TensorFlow's guide; the first step builds the optimizer."""
     with strategy.scope():
         model = make_model()
         optimizer = OPTIMIZERS["dgc"](Rate())
@@ -239,7 +239,7 @@ def custom_loop(strategy):
     }
 
 
-# Evaluation does not depend on the optimizer.
+# Evaluating with three is enough: evaluation needs no optimizer.
 MEASURED = ("sgd", "lamb", "dgc")
 SCENARIOS = {
     **{
@@ -273,7 +273,7 @@ SCENARIOS = {
     "custom_loop": custom_loop,
 }
 
-# There are no collectives under XLA.
+# XLA cannot compile collectives; one replica needs none.
 ONE_REPLICA = {"compiled": lambda s: fit(s, "lamb", jit_compile=True)}
 
 

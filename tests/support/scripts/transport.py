@@ -24,7 +24,7 @@ SETTINGS = {
     "min_compress_size": 100,
     "clipnorm": 2.0,
 }
-STEPS, MANY = 60, 240  # Whole rounds.
+STEPS, MANY = 60, 240  # Multiples of the length of a round.
 DTYPES = {
     "some": ("float16", "int4"),
     "all": ("float16", "bfloat16", "int4", "int2"),
@@ -33,7 +33,7 @@ NOT_FINITE = {
     "some": ("float32", "int4"),
     "all": ("float32", *DTYPES["all"]),
 }
-MOST = (0.01,)  # For two replicas, with both kinds of exchange.
+MOST = (0.01,)  # So few zeros that even two replicas send dense tensors.
 STRATEGIES = {
     "sparse": tfo.SparseMultiWorkerMirroredStrategy,
     "stock": tf.distribute.MultiWorkerMirroredStrategy,
@@ -43,7 +43,7 @@ FEW = {"sparsity": (0.93,), "min_compress_size": 100}
 
 
 ADAM = {"make": around(keras.optimizers.Adam, epsilon=0.1), "clipnorm": None}
-# Plain SGD moves weights by the gradients.
+# Inside SparseLoCo, plain SGD adds the gradients up.
 PLAIN = {"make": around(keras.optimizers.SGD)}
 HOSTED = ADAM | {"make": around(tfo.AdamOffload, epsilon=0.1)}
 
@@ -76,7 +76,7 @@ def train(strategy, steps=STEPS, drawn=None, eager=False, **settings):
 
 
 def train_mixed(strategy):
-    """Return weights of several dtypes, and NumPy's, without any rounding."""
+    """Return weights of several dtypes, and NumPy's; no value is rounded."""
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(
         *(strategy, zeros, 0.25, around(keras.optimizers.SGD)),
@@ -116,7 +116,7 @@ def train_all(strategy, drawn=None, which="all"):
 
 
 def balance(strategy, steps=STEPS, **settings):
-    """Return all sent sums, and this worker's unsent and accumulated ones.
+    """Return sums of all sent values, and of this worker's unsent and own ones.
 
     The result also says whether the worker's replicas are equal.
     """
@@ -129,7 +129,7 @@ def balance(strategy, steps=STEPS, **settings):
 
 
 def balance_of(run, accumulated):
-    """Return the sums of `balance`; the bias is dense."""
+    """Return the sums of `balance` for the variables that are compressed."""
     memory = [run.memory("residual"), run.memory("momentum")]
     return {
         "sent": [(-weight).tolist() for weight in run.weights()[:2]],
@@ -197,10 +197,10 @@ def not_finite(strategy, **settings):
 
 
 def count_bytes(strategy, **settings):
-    """Return the bytes that this worker sends in a step, and its summary.
+    """Return the bytes that this worker sends in a step and those it reports.
 
-    Bytes and counts are by collective, without messages between the replicas of
-    one worker.
+    Bytes and counts are by collective. Messages between the replicas of one
+    worker are not counted.
     """
     zeros = dgc.zeros(SHAPES)
     run = dgc.Run(strategy, zeros, **FEW | settings)
@@ -246,15 +246,15 @@ def collectives_in(graph):
 
 
 def kind_of(op, name):
-    """Return TensorFlow's name of a collective.
+    """Return the type of a collective, such as "CollectiveGatherV2".
 
-    A gather that sends all messages at once copies its words per replica.
+    A gather of all messages at once is an all-to-all in the graph.
     """
     return "CollectiveGatherV2" if "gather_at_once" in name else op
 
 
 def average_statistics(strategy):
-    """Return a variable on each replica, after each has assigned to it."""
+    """Assign different values on replicas; return the synchronized copies."""
     with strategy.scope():
         variable = keras.Variable(np.zeros(3), dtype="float32")
         optimizer = tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2)
@@ -271,7 +271,7 @@ def average_statistics(strategy):
 
 
 def reduce_scalars(strategy):
-    """Return logs as Keras reduces them, and the sum of one."""
+    """Return the means of three logs, reduced as by Keras, and a sum."""
 
     def replica():
         place = tf.distribute.get_replica_context().replica_id_in_sync_group

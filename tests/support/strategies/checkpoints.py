@@ -24,7 +24,7 @@ TABLE = Table()
 
 
 class Training:
-    """A table and a kernel, an optimizer, and a count of rows by replica."""
+    """Trains a table and a kernel; each replica also counts rows."""
 
     def __init__(self, strategy, name, is_dense):
         self.strategy = strategy
@@ -57,7 +57,7 @@ class Training:
     def train(self, steps):
         for _ in range(steps):
             in_graph(self.strategy, self.step)
-        # The optimizer's variables per replica are restored as their sum.
+        # Of optimizer variables that differ by replica, the sum is restored.
         return [
             *(v.numpy().tolist() for v in self.variables),
             *(np.array(v).tolist() for v in self.optimizer.variables),

@@ -1,7 +1,7 @@
 """Exchanges between replicas.
 
 Not compared: an all-gather of empty tensors, which crashes TensorFlow (2.21).
-Under ours, sparse gradients without rows need no such gather.
+Under our strategy, sparse gradients without rows need no such gather.
 """
 
 import functools
@@ -23,7 +23,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 def _all_reduced(op, dtypes):
-    """Return tensors of some dtypes, reduced together."""
+    """Return tensors of these dtypes after one call of `all_reduce`."""
     tensors = [matrix(replica_number(), dtype=dtype) for dtype in dtypes]
     return context().all_reduce(op, {"b": tensors, "a": tensors[0][0, 0]})
 
@@ -53,7 +53,7 @@ _add_all_reduces()
 
 
 def slices(rows, start=0, dense_rows=6):
-    """Return rows of a table; if more than three, with duplicates."""
+    """Return sparse rows; if there are more than three, some repeat."""
     return tf.IndexedSlices(
         matrix(replica_number() + start, rows),
         tf.range(rows, dtype=tf.int64) % 3,
@@ -62,7 +62,7 @@ def slices(rows, start=0, dense_rows=6):
 
 
 def each_row_once(part):
-    """Return slices with duplicate rows summed."""
+    """Return slices in which each row occurs once, as a sum."""
     if not isinstance(part, tf.IndexedSlices):
         return part
     rows, places = tf.unique(part.indices)

@@ -26,7 +26,7 @@ def seen(strategy, data):
 
 
 def signature(data):
-    """Return a specification in the form that functions take."""
+    """Return the element spec as text; check that functions accept it."""
     tf.function(lambda batch: None, [data.element_spec])(next(iter(data)))
     return repr(data.element_spec).partition("Spec(")[2]
 
@@ -36,7 +36,7 @@ def distributed(strategy, data):
 
 
 def _add_shares():
-    """The last batch may have fewer rows, or fewer than replicas."""
+    """Add cases whose last batch is full, smaller, or too small to split."""
     for (rows, size), drop, policy in itertools.product(
         [(8, 4), (11, 4), (9, 4), (7, 3), (1, 4), (0, 4)],
         (False, True),

@@ -1,7 +1,7 @@
 """The results of `run` and `reduce`.
 
-Not compared: the sum of values of different shapes without an axis. Ours pads
-them; TensorFlow's strategy aborts, and no collective runs after that.
+Not compared: the sum, without an axis, of values whose shapes differ. Our
+strategy pads them; TensorFlow's aborts, and no collective runs after that.
 """
 
 import itertools
@@ -138,7 +138,7 @@ TABLE.add(
 
 
 def _of_run(ops):
-    """Reduce the results of a `run`, including scalars, one by one."""
+    """Reduce each result of a `run`, including scalars, by itself."""
 
     def reduce(strategy, other):
         def step(value):

@@ -10,8 +10,8 @@ class Behaviour(NamedTuple):
     """A function to run under both strategies.
 
     Args:
-        function: Takes the strategy, and the other one.
-        error: The class of the error that both raise, or only TensorFlow's.
+        function: Takes the strategy to test, and the other strategy.
+        error: The error of both; with `instead`, of TensorFlow's strategy only.
         instead: The function with which TensorFlow's strategy gives our result.
         reason: The reason for an intended difference.
     """
