@@ -191,7 +191,7 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
         return property(look, assign, doc=jit_compile.__doc__)
 
     # If Keras lacks one of the names, replace nothing: a step under XLA then
-    # raises an error that tells users what to do.
+    # raises an error that asks for `jit_compile=False`.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
         replace("Model.jit_compile", property_of)
