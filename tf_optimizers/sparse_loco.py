@@ -516,8 +516,8 @@ def sparse_loco(
 ) -> tf.Tensor:
     """Return the new residual e_i of `SparseLoCo`, or a device's part of it.
 
-    `moved` is w - w_i, and `copies` is N. If each of a worker's M devices holds
-    e_i / M, `moved` is the sum of w - w_i over these devices, and `copies` is
-    M^2 N for N workers.
+    `moved` is w - w_i, and its divisor `copies` is N. If each of a worker's M
+    devices holds e_i / M, `moved` is the sum of w - w_i over these devices. Its
+    divisor is then M^2 N: M for the mean, M for the part, and N for N workers.
     """
     return scalar(residual_decay, residual) * residual + moved / copies

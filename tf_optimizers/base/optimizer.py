@@ -142,7 +142,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Args:
             var_list: Variables to exclude.
-            var_names: Regular expressions, for any part of `variable.name`.
+            var_names: Regular expressions that match anywhere in
+                `variable.name`.
 
         Raises:
             RuntimeError: If the optimizer was built with other exclusions.

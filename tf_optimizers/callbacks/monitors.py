@@ -124,7 +124,7 @@ class Monitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begin a measurement every `every` batches, or as soon as it can be.
+        """Begin a measurement every `every` batches, or soon after.
 
         For example, `SparseLoCo` can be measured only between rounds.
         """

@@ -241,7 +241,7 @@ CODES: dict[str, Float | Int4 | Int2] = {
 
 
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
-    """Return scales, clipped and rounded to bfloat16, as float32."""
+    """Clip scales, and round them to bfloat16; return them as float32."""
     scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
     scales = tf.where(scales < _SMALLEST_SCALE, 0.0, scales)
     return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)

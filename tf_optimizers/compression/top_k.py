@@ -37,8 +37,8 @@ _STRIDE = 128
 # 128 entries.
 _BLOCK = 16
 _SEARCH_COST = 128
-# If k is smaller, and small compared to the number of values, sorting maxima is
-# faster than sampling.
+# For a k below this number, and small compared to the number of values, sorting
+# maxima is faster than sampling.
 _LEAST_TO_SAMPLE = 1536
 
 _SMALLEST = 1  # The bits of the smallest magnitude above 0.

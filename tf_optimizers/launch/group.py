@@ -61,7 +61,7 @@ class Events:
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for an event; return the signal if it is a request to end."""
+        """Wait for an event; return the signal if it asks workers to end."""
         if select.select([self._receiver], [], [], seconds)[0]:
             for number in os.read(self._receiver, 4096):
                 if number in self._requests:
@@ -69,7 +69,7 @@ class Events:
         return None
 
     def wait_for_request(self, seconds: float) -> signal.Signals | None:
-        """Wait up to `seconds` for a request to end; return its signal."""
+        """Wait up to `seconds` for a signal that asks workers to end."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             received = self.wait(left)

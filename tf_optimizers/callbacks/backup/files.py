@@ -133,7 +133,7 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another run uses it now.
+            with contextlib.suppress(OSError):  # Another run has added a file.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:

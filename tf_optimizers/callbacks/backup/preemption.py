@@ -58,7 +58,7 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # Number only runs on all workers: a worker may also train models alone.
+        # Do not count runs of a single worker: other workers do not have them.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )

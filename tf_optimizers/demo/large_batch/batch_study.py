@@ -42,7 +42,8 @@ def muon(rate: Any) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.Muon(
         rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
     )
-    optimizer.adam_weight_decay = WEIGHT_DECAY  # Not an argument in Keras 3.10.
+    # In Keras 3.10, the constructor lacks this argument.
+    optimizer.adam_weight_decay = WEIGHT_DECAY
     return optimizer
 
 

@@ -46,8 +46,8 @@ def mark_steps(
 ) -> None:
     """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
-    A `ModelStep` refers to the model. The step alone may not: it may be a
-    lambda, or a function that a decorator returns.
+    A `ModelStep` refers to the model. A step alone may not refer to it: for
+    example, a lambda, or a function that a decorator returns.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.

@@ -199,7 +199,7 @@ def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
         return batch
     return tf.nest.map_structure(
         lambda value: (
-            value  # Its number of rows is fixed.
+            value  # A fixed number of rows cannot become 0.
             if isinstance(rows_in(value), int) and not is_eager
             else all_or_no_rows(value, rows.total > 0)
         ),

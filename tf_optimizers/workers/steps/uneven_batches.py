@@ -136,7 +136,8 @@ def _reduce(
         return loss
     divisors = tf.ones_like(values) if divisors is None else divisors
     fraction = _fraction(tf.reduce_sum(tf.cast(divisors, tf.float32)))
-    # Outside of a model's step, Keras has divided by the number of replicas.
+    # Outside of a model's step, Keras has divided the loss by the number of
+    # replicas.
     return loss * _cast(
         fraction * (share.inverse if share else _replicas()), loss
     )
