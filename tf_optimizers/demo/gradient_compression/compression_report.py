@@ -219,9 +219,9 @@ def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
     rates = settings["rates"][pair["tuned"]]
     splits = len(settings["tuning_seeds"])
     note = (
-        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the rate of "
-        f"{len(rates)} from {rates[0]:.3g} to {rates[-1]:.3g} with the best "
-        f"mean accuracy on {splits} validation splits, with a seed each."
+        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best of "
+        f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} by mean "
+        f"accuracy on {splits} validation splits with different seeds."
     )
     if pair["at_edge_of_grid"]:
         note += " This rate is at an edge of the grid."
