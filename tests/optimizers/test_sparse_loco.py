@@ -594,7 +594,7 @@ BAD_INNER = {
     "class": (lambda: SGD, TypeError, "a Keras optimizer"),
     "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges grad"),
     "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges grad"),
-    "scaled": (lambda: SCALED(SGD()), ValueError, "Put it around"),
+    "scaled": (lambda: SCALED(SGD()), ValueError, "Wrap `SparseLoCo`"),
     "built": (built, ValueError, "must be new"),
     "ema": (lambda: SGD(use_ema=True), ValueError, "no `use_ema`"),
     "scale": (

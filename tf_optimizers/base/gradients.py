@@ -101,7 +101,7 @@ def check_replica_context(replicas: int) -> None:
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
             "`apply` must run in `strategy.run`. Received a call outside of "
-            "`strategy.run`. Pass a function that calls `apply` to "
+            "`strategy.run`. Call `apply` in a function that you pass to "
             "`strategy.run`."
         )
 

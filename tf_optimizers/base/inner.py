@@ -180,7 +180,7 @@ def check_part(
     if isinstance(part, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "`inner_optimizer` must not scale the loss. Received: "
-            f"`LossScaleOptimizer`. Put it around `{outer}`: "
+            f"`LossScaleOptimizer`. Wrap `{outer}` instead: "
             f"`LossScaleOptimizer({outer}(...))`."
         )
     if isinstance(part, refused):

@@ -69,7 +69,8 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
         if given:
             raise ValueError(
                 f"`inner_optimizer` must have no `{argument}`. Received: "
-                f"`{name}` with {argument}={given!r}. Pass it to `SparseLoCo`: "
+                f"`{name}` with {argument}={given!r}. Pass the argument "
+                "to `SparseLoCo`: "
                 f"`SparseLoCo({name}(...), {argument}={given!r})`."
             )
 
