@@ -39,7 +39,7 @@ _BATCHES = {
 
 
 class _ShuffleSeed:
-    """Chooses seeds for unseeded shuffles, if the user has set no seed."""
+    """Seeds unseeded shuffles, unless the user has seeded TensorFlow."""
 
     _seed: int | None = None
 

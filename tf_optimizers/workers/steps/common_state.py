@@ -63,7 +63,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation has left the state unchanged."""
+        """Record that the evaluation has not changed the state of training."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -71,7 +71,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction has left the state unchanged."""
+        """Record that the prediction has not changed the state of training."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
