@@ -222,7 +222,7 @@ def kind_of(plane: str, line: str, event: str) -> str | None:
 
 
 def traced(step: Step) -> dict[str, list[list[float]]]:
-    """Return the working times of each kind: pairs of ms from the start."""
+    """Return when each kind works: pairs (start, end) in ms, from the first."""
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
             timed(step)

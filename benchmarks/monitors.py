@@ -43,7 +43,7 @@ MONITORS = {
 
 
 class Timed(keras.callbacks.Callback):
-    """Runs a monitor, and records its seconds, and those of each epoch."""
+    """Runs a monitor, and records the seconds of the monitor and of epochs."""
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ class Training(latency.Training):
         self.local_steps, self.data = local_steps, self.data.repeat()
 
     def prepare(self, kind: str) -> None:
-        """Build a model and trace a step, and its exchange."""
+        """Build a model, and trace its step and its exchange."""
         with self.strategy.scope():
             optimizer = tfo.SparseLoCo.for_steps(
                 *(3000, keras.optimizers.AdamW(1e-3)),
@@ -58,7 +58,7 @@ class Training(latency.Training):
         self.measure(kind, 2)
 
     def measure(self, kind: str, rounds: int) -> float:
-        """Return the seconds of some rounds, after a first one."""
+        """Return the seconds of some rounds, without the first round."""
         clock, steps = Clock(), self.local_steps
         data = self.data.take(steps * (rounds + 1))
         self.models[kind].fit(data, shuffle=False, verbose=0, callbacks=[clock])

@@ -149,7 +149,7 @@ def work(
     steps: int,
     path: pathlib.Path,
 ) -> None:
-    """Step as one worker; the first one writes the result."""
+    """Step as one worker; the first worker writes the result."""
     strategy = strategy_of(layout)
     with strategy.scope():
         weights = [

@@ -327,7 +327,7 @@ def accuracy(name: str, result: dict) -> str:
 
 
 def local_schedule(name: str, result: dict) -> str:
-    """Return what each schedule reached on the test split, against dense."""
+    """Return each schedule's results on the test split, next to dense."""
     rows = []
     for steps, schedules in result["runs"].items():
         for key, found in schedules.items():

@@ -2,8 +2,8 @@
 
 Docstrings are written for `help()`: formulas are indented, and lines such as
 "State:" or "Differs from Keras:" begin a new paragraph. Markdown and Griffe's
-Google parser would turn the former into quotes or sections, and join the
-latter. Arguments stay as they are.
+Google parser would turn formulas into quotes or sections, and would join such
+lines to the text before. Arguments stay as they are.
 """
 
 import ast

@@ -62,7 +62,7 @@ class Counter(keras.layers.Layer):
 
 
 class Weight(keras.layers.Dense):
-    """Assigns to a trainable weight, from its rows."""
+    """Assigns a value that depends on rows to a trainable weight."""
 
     def call(self, inputs, training=False):
         if training:

@@ -196,7 +196,7 @@ def two_kinds(strategy):
 
 
 def dropped(strategy):
-    """Return the seconds in which iterators of data in use are deleted.
+    """Return the seconds that it takes to delete iterators of data in use.
 
     TensorFlow tunes data 2.6 s and 5.1 s after an iterator has started. If data
     are tuned, deleting ten iterators blocks in every run. If only the transfer

@@ -661,7 +661,7 @@ def counts():
 
 
 def looked_at():
-    """Return pairs: the dataset that one worker reads alone, and the data."""
+    """Return pairs: the dataset that one worker reads alone, and all data."""
     unseeded, seeded = (pairs().shuffle(24, seed=seed) for seed in (None, 3))
     halves = [pairs().take(12), pairs().skip(12).shuffle(12, seed=4)]
     kept = pairs().shuffle(24).cache()

@@ -67,7 +67,7 @@ def sum_often(strategy, rank):
 
 
 def gather_all(strategy, rank):
-    """Return the cases whose gather is not all workers' parts, in order."""
+    """Return the cases whose gather does not return all parts in order."""
     workers = strategy.num_replicas_in_sync
     collectives = strategy.extended._cross_device_ops
     wrong = []

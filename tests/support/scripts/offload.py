@@ -3,8 +3,8 @@
     python offload.py FOLDER
 
 `tf_optimizers.launch` starts the workers. A second training, saved as
-workers-unmerged, runs without merge calls, like strategies with
-collectives do.
+workers-unmerged, runs without merge calls, as under strategies with
+collectives.
 """
 
 import json
@@ -98,7 +98,7 @@ def save(strategy, name, folder):
 
 
 def save_both(strategy, name, folder):
-    """Train with and without merging the replicas' code."""
+    """Train with merge calls, and without them."""
     save(strategy, name, folder)
     with unittest.mock.patch.object(
         strategy.extended, "_use_merge_call", lambda: False

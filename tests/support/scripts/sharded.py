@@ -1,6 +1,6 @@
 """`ShardedState` on several workers, or devices.
 
-`sharded.py compare NAME...` compares it with the inner optimizer; `devices`
+`sharded.py compare NAME...` compares it with its inner optimizer; `devices`
 does so under `MirroredStrategy`;
 `sharded.py resume BACKUPS EPOCHS [STEPS]` continues from a backup, if there is
 one, and kills itself after STEPS steps.

@@ -1,4 +1,4 @@
-"""Checkpoints of one strategy, restored under the same or the other one."""
+"""Checkpoints of a strategy, restored under it or under another strategy."""
 
 import os
 import pathlib
