@@ -825,6 +825,7 @@ def layers_text(program):
 
 ADD_LOSS = {
     "add_loss mean": "Penalty()",
+    "add_loss rows": "Penalty()",
     "add_loss sum": "Penalty()",
 }
 INPUT_SHAPES = {

@@ -285,6 +285,7 @@ CUSTOM = {
     "compute_loss plus": "",
     "train_step": "",
     "add_loss mean": "",
+    "add_loss rows": "",
     "add_loss sum": "",
     "unlisted": "",
     "SAM": "",
@@ -452,6 +453,12 @@ HELPERS = {
     "add_loss mean": """class Penalty(layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * ops.mean(ops.square(ops.cast(x, "float32"))))
+        return x""",
+    "add_loss rows": """class Penalty(layers.Layer):
+    def call(self, x):
+        others = tuple(range(1, len(x.shape)))
+        squares = ops.square(ops.cast(x, "float32"))
+        self.add_loss(0.1 * ops.mean(squares, others))
         return x""",
     "add_loss sum": """class Penalty(layers.Layer):
     def call(self, x):

@@ -754,7 +754,7 @@ RULES = [
     only(
         *("frozen", {"first"}, "something must be left to train"),
         layers=but(*()),
-        custom={"none", "add_loss mean", "add_loss sum"},
+        custom={"none", "add_loss mean", "add_loss rows", "add_loss sum"},
     ),
     never(
         lambda p: (
@@ -831,7 +831,7 @@ RULES = [
     # Precision.
     only(
         *("precision", {"float64"}, "something computes in float32"),
-        custom=but("add_loss mean", "add_loss sum"),
+        custom=but("add_loss mean", "add_loss rows", "add_loss sum"),
         layers=but("ActivityRegularization", "Regularized"),
         optimizer=but("Lamb", "LANS", "AdamOffload"),
         actions=but("predict others"),

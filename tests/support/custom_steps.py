@@ -67,6 +67,19 @@ class Penalized(keras.layers.Dense):
         return outputs
 
 
+class PenalizedRows(keras.layers.Dense):
+    """Adds a loss for each row, and a vector that does not depend on rows.
+
+    The example "OCR model for reading captchas" adds losses of this kind.
+    """
+
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        self.add_loss(ops.mean(outputs**2, axis=-1, keepdims=True))
+        self.add_loss(ops.sum(self.kernel**2, axis=-1))
+        return outputs
+
+
 class Guide(keras.Sequential):
     """The model of the guide "Customizing `fit`"."""
 
@@ -438,6 +451,9 @@ CASES = {
     "metrics, eager": lambda: with_metrics(run_eagerly=True),
     "no reduction, eager": lambda: compiled(
         dense(2), sgd(), keras.losses.MeanSquaredError(None), run_eagerly=True
+    ),
+    "rows added": lambda: compiled(
+        keras.Sequential([keras.Input((4,)), PenalizedRows(2)]), sgd(), "mse"
     ),
     "several optimizers": lambda: compiled(
         dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)

@@ -1,5 +1,6 @@
 """Finds the model and the Python function of a step that Keras runs."""
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_losses
 
 from tf_optimizers._compat.patches import hook
+from tf_optimizers._compat.strategies import replaced
 
 _STEPS = ("train_step", "test_step")
 
@@ -20,6 +22,20 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )
+
+
+@contextlib.contextmanager
+def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
+    """Let a function sum each loss from `add_loss`, in this context.
+
+    Args:
+        model: The model that computes its loss.
+        by: Called with Keras's function and the loss; returns the sum.
+    """
+    name = "_aggregate_additional_loss"
+    function = functools.partial(by, getattr(model, name))
+    with replaced([(model, name, function)]):
+        yield
 
 
 class ModelStep:

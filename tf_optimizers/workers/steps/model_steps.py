@@ -23,7 +23,11 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import reduce_together
-from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
+from tf_optimizers.workers._compat.step_functions import (
+    ModelStep,
+    step_of,
+    summing_added_losses,
+)
 from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
 from tf_optimizers.workers.data.data_distribution import (
     batch_of_arrays,
@@ -51,6 +55,7 @@ from tf_optimizers.workers.steps.share import (
     share_of,
     trace_with_rows,
 )
+from tf_optimizers.workers.steps.uneven_batches import sum_added_loss
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -115,15 +120,14 @@ class Steps:
         reduction = Reduction(self._strategy)
         if is_predicting:
             take = _without_padding
-            return Step(step, kind, take, [], *known, reduction), shared
+            return Step(step, kind, take, None, *known, reduction), shared
         self._watch(model)
         # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
         has_others = self._strategy.extended.workers > 1
         if is_fit and not tf.executing_eagerly() and has_others:
             reduction = Reduction(self._strategy, model, round_of_fit())
-        metrics = metrics_of(model)
-        return Step(step, kind, _weighted, metrics, *known, reduction), shared
+        return Step(step, kind, _weighted, model, *known, reduction), shared
 
 
 class Step:
@@ -135,7 +139,8 @@ class Step:
         as_returned: Called with the replica's weight and an output, for each
             output that is not the result of a metric. Returns the output that
             the replica returns instead.
-        metrics: The metrics of the model.
+        model: The model, whose metrics and added losses are combined; None for
+            predictions.
         rows: The numbers of rows of all replicas, or None if unknown.
         row_variables: For each of this worker's replicas, the variable of its
             `Share`.
@@ -147,7 +152,7 @@ class Step:
         function: Callable,
         kind: str,
         as_returned: Callable[[tf.Tensor, Any], Any],
-        metrics: Sequence[keras.metrics.Metric],
+        model: keras.Model | None,
         rows: Rows | None,
         row_variables: Sequence[tf.Variable],
         reduction: Reduction,
@@ -157,7 +162,7 @@ class Step:
         self._kind = kind
         # AutoGraph converts only the user's function.
         self._function, self._as_returned = convert(function), as_returned
-        self._metrics, self._rows = metrics, rows
+        self._model, self._rows = model, rows
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
@@ -232,10 +237,18 @@ class Step:
 
     @contextlib.contextmanager
     def noting_results(self) -> Iterator[None]:
-        """Record, in this context, which tensors are results of metrics."""
+        """Record, in this context, which tensors are results of metrics.
+
+        In this context, the model also sums losses from `add_loss` as one
+        process does.
+        """
         with self._undo:
-            for metric in self._metrics:
-                self._note(metric)
+            if self._model is not None:
+                self._undo.enter_context(
+                    summing_added_losses(self._model, sum_added_loss)
+                )
+                for metric in metrics_of(self._model):
+                    self._note(metric)
             yield
 
     def _note(self, metric: keras.metrics.Metric) -> None:

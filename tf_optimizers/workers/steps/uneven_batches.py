@@ -11,6 +11,7 @@ losses are multiplied by a factor, to correct for the share:
 
     loss                               factor
     sum, by Keras or TensorFlow        1 / share
+    `add_loss` with a loss per row     1 / share
     mean over unmasked elements, or    fraction of the divisor / share
     divided by sample weights
 
@@ -70,6 +71,20 @@ def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Sum a regularization loss; scale the sum except in a model's step."""
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
+
+
+def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
+    """Sum a loss from `add_loss`; see `summing_added_losses`.
+
+    A sum over the replica's rows counts as one process's sum over all rows.
+    """
+    total, share = original(loss), replica.share
+    if share is None or loss.shape.rank == 0:
+        return total
+    # A replica without rows has a padding row.
+    rows = tf.maximum(share.rows[0], 1.0)
+    is_of_rows = tf.cast(tf.shape(loss)[0], rows.dtype) == rows
+    return total * _cast(tf.where(is_of_rows, share.inverse, 1.0), total)
 
 
 def _average(
