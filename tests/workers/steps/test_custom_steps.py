@@ -294,6 +294,29 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+OTHER_ROWS = {
+    "twice": lambda x: {"twice": keras.ops.concatenate([x, -x])},
+    "transposed": keras.ops.transpose,
+    "mean": lambda x: [x, keras.ops.mean(x)],
+}
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_predictions_without_an_element_per_row_are_rejected(ours, name, rows):
+    """Their order would depend on the replicas. With 4 rows, all have 2."""
+
+    class Predicts(keras.Model):
+        def call(self, x):
+            return OTHER_ROWS[name](x)
+
+    with ours.scope():
+        model = Predicts()
+    kinds = (ValueError, tf.errors.InvalidArgumentError)
+    with pytest.raises(kinds, match="must have an element for each row of"):
+        model.predict_on_batch(custom_steps.X[:rows])
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected, found = run_twice(ours, custom_steps.predictions)
     assert found == expected

@@ -54,6 +54,7 @@ from tf_optimizers.workers.steps.share import (
     rows_of_inputs,
     share_of,
     trace_with_rows,
+    with_checked_rows,
 )
 from tf_optimizers.workers.steps.uneven_batches import sum_added_loss
 
@@ -219,6 +220,11 @@ class Step:
             for i in others
             if self._is_array(outputs[i])
         }
+        if self._kind == "predict_step" and rows is not None:
+            outputs = [
+                with_checked_rows(name, output, rows)
+                for name, output in zip(names, outputs, strict=True)
+            ]
         weight = share.weight
         for i in others:
             outputs[i] = self._as_returned(weight, outputs[i])

@@ -14,6 +14,7 @@ from tf_optimizers.workers.data.batch_splits import (
     rows_in,
     take_rows,
 )
+from tf_optimizers.workers.data.look_ahead import after
 from tf_optimizers.workers.steps.replica_state import replica
 
 
@@ -186,6 +187,48 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
     if rows is None:
         return value
     return take_rows(value, 0, tf.where(is_taken, rows, 0))
+
+
+def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
+    """Return a prediction, available only if it has an element for each row.
+
+    Replicas predict for different rows, and their predictions are joined. So
+    the order of other elements would depend on the number of replicas.
+
+    Args:
+        name: The name of the prediction, or None.
+        value: The prediction. A value that is not a tensor is not checked.
+        rows: The number of rows of the inputs; a static number if known.
+
+    Raises:
+        ValueError: If the numbers are static and differ. If they are not
+            static, a `tf.function` raises an `InvalidArgumentError` when the
+            function runs.
+    """
+    if not tf.is_tensor(value):
+        return value
+    found = rows_in(value)
+    rule = (
+        "A prediction must have an element for each row of the inputs. "
+        f"Received: `{name or 'a prediction'}`"
+    )
+    hint = (
+        "If a row has k predictions, reshape them to [rows, k, ...]. Compute "
+        "values of all rows from the result of `predict`."
+    )
+    if found is None:
+        raise ValueError(f"{rule}, which is a scalar. {hint}")
+    if isinstance(found, int) and isinstance(rows, int):
+        if found != rows:
+            raise ValueError(
+                f"{rule}, with {found} elements for {rows} rows. {hint}"
+            )
+        return value
+    check = tf.debugging.Assert(
+        tf.equal(found, rows),
+        [f"{rule}, with", found, "elements for", rows, f"rows. {hint}"],
+    )
+    return after(check, value)
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
