@@ -113,13 +113,24 @@ def adopt_optimizers_of_keras(
     hook("Optimizer.build", build)
 
 
+def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
+    """Return the strategy that has made a copy of variables per replica.
+
+    Returns:
+        None if no strategy has.
+    """
+    value = backend_variable(variables[0]) if variables else None
+    if isinstance(value, tf.distribute.DistributedValues):
+        return value.distribute_strategy
+    return None
+
+
 def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
     """Return the current strategy or, without one, the variables' strategy."""
-    if variables and not tf.distribute.has_strategy():
-        value = backend_variable(variables[0])
-        if isinstance(value, tf.distribute.DistributedValues):
-            return value.distribute_strategy
-    return tf.distribute.get_strategy()
+    current = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy():
+        return current
+    return maker_of(variables) or current
 
 
 def _default_strategy() -> tf.distribute.Strategy:

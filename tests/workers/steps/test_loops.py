@@ -269,3 +269,20 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
     data = ours.experimental_distribute_dataset(batches(X, Y))
     with pytest.raises(ValueError, match="weights as the third part"):
         model.fit(data, class_weight={0: 2.0}, shuffle=False)
+
+
+def test_integers_of_metrics_keep_their_sum_outside_of_steps(ours):
+    """TensorFlow divides a sum by the replicas, and drops the remainder."""
+
+    def results():
+        metric = keras.metrics.MeanIoU(2)
+        found = []
+        for i in range(3):
+            metric.update_state([0, 1, 1], [0, 1, i % 2])
+            found.append(float(metric.result()))
+        return [*found, np.array(metric.total_cm).tolist()]
+
+    expected = results()
+    with ours.scope():
+        found = results()
+    assert found == expected

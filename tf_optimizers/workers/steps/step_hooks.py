@@ -22,6 +22,7 @@ from tf_optimizers._compat.strategies import (
     call_for_all,
     is_adopted,
     made_outside,
+    maker_of,
 )
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
@@ -183,7 +184,10 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
         return original(variable, value)
     if replica.share is None:
         with replica.set(is_assigning=True):
-            return original(variable, value)
+            assigned = original(variable, value)
+        if tf.as_dtype(variable.dtype).is_integer:
+            _divide_among_replicas(variable, value)
+        return assigned
     if replica.is_applying:
         return original(variable, value)
     value = tf.cast(value, variable.dtype)
@@ -191,3 +195,25 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     replica.updated[id(variable)] = variable
     warn_unless_sum(variable, old, value)
     return original(variable, tf.where(replica.share.has_rows, value, old))
+
+
+def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
+    """Make the integers of a metric's variable add up to a value.
+
+    Outside of a replica, TensorFlow assigns `value` / replicas to each replica,
+    and drops the remainder.
+    """
+    strategy = maker_of([variable])
+    context = tf.distribute.get_replica_context()
+    is_in_replica = context is not None and is_ours(context.strategy)
+    if strategy is None or not is_ours(strategy) or is_in_replica:
+        return
+    if variable.aggregation != "sum":
+        return
+    extended, replicas = strategy.extended, strategy.num_replicas_in_sync
+    value = tf.cast(value, variable.dtype)
+    parts = strategy.experimental_local_results(variable.value)
+    first = extended.worker_index * len(parts)
+    for number, part in enumerate(parts, first):
+        extra = tf.cast(number < value % replicas, value.dtype)
+        part.assign(value // replicas + extra)
