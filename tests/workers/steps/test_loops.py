@@ -271,6 +271,18 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
         model.fit(data, class_weight={0: 2.0}, shuffle=False)
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_step_outside_of_run_names_the_remedy(ours, is_inside):
+    """TensorFlow's errors are about indices, or about the scope."""
+    outside = keras.optimizers.Adam()
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.Adam() if is_inside else outside
+    with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
+        optimizer.apply([tf.ones([2])], [variable])
+    np.testing.assert_array_equal(variable, [1.0, 2.0])
+
+
 def test_integers_of_metrics_keep_their_sum_outside_of_steps(ours):
     """TensorFlow divides a sum by the replicas, and drops the remainder."""
 

@@ -75,6 +75,8 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
+    if not is_known:
+        _check_in_run(maker_of(variables or ()))
     if context is None or not is_ours(context.strategy):
         return
     check_made_inside(context.strategy, variables or ())
@@ -90,6 +92,27 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
                 optimizer.build(variables)
 
     call_for_all(build)
+
+
+def _check_in_run(strategy: Any) -> None:
+    """Raise if called outside of the `run` of our strategy.
+
+    TensorFlow could not build the optimizer there. Its errors do not name the
+    remedy.
+
+    Args:
+        strategy: The strategy that has made the variables, or None.
+    """
+    if strategy is None or not is_ours(strategy):
+        return
+    context = tf.distribute.get_replica_context()
+    replicas = strategy.num_replicas_in_sync
+    if context is None or context.num_replicas_in_sync < replicas:
+        raise RuntimeError(
+            "`apply` must run in `strategy.run`. Received a call outside of "
+            "`strategy.run`. Pass the function that computes gradients and "
+            "calls `apply` to `strategy.run`, or use `fit` or `train_on_batch`."
+        )
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
