@@ -218,22 +218,22 @@ def test_variables_stay_excluded_when_saved_before_they_are_built(
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "message"),
     [
-        "subclassed",
+        ("subclassed", r"model\. .* for a model with the.*\.buil.* new opti"),
         pytest.param(
-            "equal names",
+            *("equal names", r"model exactly once.* fits 2 var.*\.build"),
             marks=pytest.mark.skipif(
                 keras.__version__ >= "3.16", reason="loading keeps paths there"
             ),
         ),
     ],
 )
-def test_ambiguous_variables_are_an_error(kind, tmp_path):
+def test_ambiguous_variables_are_an_error(kind, message, tmp_path):
     """Their paths alone do not identify the variable."""
     model = compiled(kind, tfo.Lamb())
     model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
-    with pytest.raises(ValueError, match="must be in the model.*optimizer.bui"):
+    with pytest.raises(ValueError, match=f"must be in the {message}"):
         save_and_load(model, tmp_path)
     model.optimizer.build(model.trainable_variables)
     assert decayed(save_and_load(model, tmp_path)) == [True, True, False, True]
@@ -265,10 +265,25 @@ def test_config_of_a_model_it_does_not_fit_is_an_error():
     others = cases.make_variables()
     for config in (unbuilt, model.optimizer.get_config()):
         optimizer = tfo.Lamb.from_config(config)
-        with pytest.raises(ValueError, match="for a model with"):
+        with pytest.raises(ValueError, match="for a model with.*a new opti"):
             optimizer.build(others)
         assert not optimizer.built
         assert len(optimizer.variables) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        (tfo.Lamb, "`fit`, or pass `exclude_from_weight_decay` to the .*"),
+        (lambda: tfo.ShardedState(keras.optimizers.SGD()), "`fit`"),
+    ],
+)
+def test_late_exclusion_is_an_error(kind, end):
+    """`ShardedState` has no argument for exclusions."""
+    optimizer = kind()
+    optimizer.build(cases.make_variables())
+    with pytest.raises(RuntimeError, match=rf"before the first {end}\.$"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 
 @pytest.mark.parametrize(

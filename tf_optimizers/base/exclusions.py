@@ -16,6 +16,7 @@ config holds the paths of the variables that the user passed to
 """
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -26,6 +27,13 @@ from tf_optimizers.checks import check_non_negative, check_patterns
 
 # Biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
+
+# What to do about an exclusion that does not fit the model.
+_BUILD = (
+    "Call `optimizer.build(model.trainable_variables)` before you save the "
+    "config."
+)
+_NEW = "For a different model, create a new optimizer."
 
 # The purposes of exclusions: computations that can leave out a variable.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
@@ -113,11 +121,15 @@ class Exclusions:
         # In `strategy.run`, each replica makes this call, and the first replica
         # builds the optimizer before the second replica makes the call.
         if optimizer.built and found != self:
+            argument = "exclude_from_weight_decay"
+            instead = f", or pass `{argument}` to the constructor"
+            has_argument = (
+                argument in inspect.signature(type(optimizer)).parameters
+            )
             raise RuntimeError(
-                "`exclude_from_weight_decay()` must be called before the "
-                "optimizer is built. Received a call after `build`. Call the "
-                "method before the first `fit`, or pass "
-                "`exclude_from_weight_decay` to the constructor."
+                f"`{argument}()` must be called before the optimizer is built. "
+                "Received a call after `build`. Call the method before the "
+                f"first `fit`{instead if has_argument else ''}."
             )
         return found
 
@@ -142,7 +154,7 @@ class Exclusions:
 
         Raises:
             ValueError: If the config excludes a variable that is not among
-                `variables`.
+                `variables`, or cannot be told from another one there.
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
@@ -186,7 +198,7 @@ class Exclusions:
         `exclude_from_weight_decay()`, not the matches of patterns.
 
         Raises:
-            ValueError: If a chosen variable is not among `variables`.
+            ValueError: If a chosen variable is not found among `variables`.
         """
         saved = self.saved
         if not saved.get(_CHOSEN):
@@ -197,7 +209,12 @@ class Exclusions:
         if self._was_saved_with(variables):
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
-        raise _not_found(f"{expected} among {saved[_ALL]}", _labels(variables))
+        raise _not_found(
+            ", beside the same other variables",
+            f"{expected} among {saved[_ALL]}, for a model with the variables "
+            f"{_labels(variables)}",
+            _NEW,
+        )
 
     def _was_saved_with(self, variables: Sequence[Any]) -> bool:
         """Return whether the config was saved with these variables."""
@@ -298,9 +315,16 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
         and shape == described[1]
         and _differ_by_model(path, described[0])
     ]
-    if len(found) != 1:
-        raise _not_found(f"{path!r} of shape {shape}", paths)
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+    there = f"for a model with the variables {paths}"
+    if found:
+        there = f"which fits {len(found)} variables of the model: {paths}"
+    raise _not_found(
+        " exactly once" if found else "",
+        f"{path!r} of shape {shape}, {there}",
+        _BUILD if found else f"{_BUILD} {_NEW}",
+    )
 
 
 def _differ_by_model(path: str, other: str) -> bool:
@@ -309,11 +333,9 @@ def _differ_by_model(path: str, other: str) -> bool:
     return one.endswith(two) or two.endswith(one)
 
 
-def _not_found(received: str, there: Sequence[str]) -> ValueError:
+def _not_found(where: str, received: str, remedy: str) -> ValueError:
     return ValueError(
         "Variables that an optimizer's config excludes from weight decay must "
-        f"be in the model. Received: an exclusion of {received}, for a model "
-        f"with the variables {there}. Call "
-        "`optimizer.build(model.trainable_variables)` before you save the "
-        "config; for a different model, create a new optimizer."
+        f"be in the model{where}. Received: an exclusion of {received}. "
+        f"{remedy}"
     )
