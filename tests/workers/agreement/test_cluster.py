@@ -56,11 +56,11 @@ def test_evaluator_is_alone(monkeypatch, others):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must describe a cluster"),
-        ("{", "Expecting property name"),
-        ("3", "must describe a cluster"),
+        ("", "must be JSON"),
+        ("{", "must be JSON"),
+        ("3", "must be JSON of a cluster"),
         ('{"cluster": []}', "must be a dictionary"),
-        (config(TWO, 3), "must describe a cluster"),
+        (config(TWO, 3), "must be JSON of a cluster"),
         (config({"worker": "a:1"}), "must be a list"),
         (config({"worker": [1]}), "address 1 must be"),
         (config(TWO, {"type": "worker", "index": "x"}), "'x'"),

@@ -46,7 +46,7 @@ def check_cluster(resolver: Any) -> Any:
     except (TypeError, ValueError) as error:  # TensorFlow cannot read it.
         text = os.environ.get("TF_CONFIG")
         raise _malformed(
-            "`TF_CONFIG` or the resolver must describe a cluster and a task",
+            "`TF_CONFIG` must be JSON of a cluster and a task",
             f"TF_CONFIG={text!r} ({error})",
         ) from error
     if cluster:
