@@ -1,5 +1,6 @@
 """Checks a cluster's description, and the package versions of its workers."""
 
+import json
 import os
 import platform
 import signal
@@ -34,6 +35,7 @@ def check_cluster(resolver: Any) -> Any:
     may list only the workers, as in TensorFlow's documentation.
     """
     if resolver is None:
+        _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if not isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
         raise TypeError(
@@ -41,19 +43,12 @@ def check_cluster(resolver: Any) -> Any:
             "`tf.distribute.cluster_resolver.ClusterResolver`. "
             f"Received: cluster_resolver={resolver!r}."
         )
-    try:
-        cluster, index = resolver.cluster_spec().as_dict(), resolver.task_id
-    except (TypeError, ValueError) as error:  # TensorFlow cannot read it.
-        text = os.environ.get("TF_CONFIG")
-        raise _malformed(
-            "`TF_CONFIG` must be JSON of a cluster and a task",
-            f"TF_CONFIG={text!r} ({error})",
-        ) from error
+    cluster = resolver.cluster_spec().as_dict()
     if cluster:
         _check_jobs(cluster)
     if cluster and resolver.task_type == "evaluator":
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({}), "", "evaluator", index
+            tf.train.ClusterSpec({}), "", "evaluator", resolver.task_id
         )
     return resolver
 
@@ -117,6 +112,36 @@ def check_options(options: Any) -> Any:
             f"Received: communication_options={options!r}."
         )
     return options
+
+
+def _check_tf_config(text: str) -> None:
+    """Raise if `TF_CONFIG` does not have the form that TensorFlow expects."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _malformed(
+            "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
+        ) from error
+    levels = [config]
+    if isinstance(config, dict):
+        levels += [config.get("cluster", {}), config.get("task", {})]
+    are_dicts = all(isinstance(level, dict) for level in levels)
+    _require(
+        are_dicts,
+        "`TF_CONFIG`, its `cluster` and its `task` must be JSON objects",
+        repr(text),
+    )
+    _, cluster, task = levels
+    for job, addresses in cluster.items():
+        _require(
+            isinstance(addresses, list)
+            and all(isinstance(address, str) for address in addresses),
+            "A job of a cluster must be a list of host:port addresses",
+            f"{job}={addresses!r}",
+        )
+    index = task.get("index", 0)
+    is_number = not isinstance(index, bool) and str(index).isdecimal()
+    _require(is_number, "The index of a task must be an int", repr(index))
 
 
 def _check_jobs(cluster: dict[str, Any]) -> None:
