@@ -32,7 +32,10 @@ from study import DENSE, initial_weights, tuned_rate
 from tasks import TASKS, Task, make_transformer, manual, sources
 
 from tf_optimizers.compression.sparsity_schedule import (
+    OUTER_LEARNING_RATE,
     RECOMMENDED,
+    ROUNDS_VALUE_DTYPE,
+    STEP_AHEAD,
     VALUE_DTYPE,
     SparsitySchedule,
     recommended_schedule,
@@ -62,7 +65,7 @@ class Candidate(NamedTuple):
     shape: str = "flat"  # "early" or "late": the quarter that sends more.
     residual_decay: float = 1.0
     fewer: int = BUDGET
-    ahead: float = 0.0  # Multiplies e_i; see `Simulation.train`.
+    step_ahead: float = 0.0
 
     @property
     def name(self) -> str:
@@ -72,8 +75,8 @@ class Candidate(NamedTuple):
             parts.append(self.shape)
         if self.residual_decay < 1:
             parts.append(f"decay {self.residual_decay:g}")
-        if self.ahead:
-            parts.append(f"ahead {self.ahead:g}")
+        if self.step_ahead:
+            parts.append(f"ahead {self.step_ahead:g}")
         return ", ".join(parts)
 
     def arguments(self, steps: int) -> dict[str, Any]:
@@ -82,8 +85,8 @@ class Candidate(NamedTuple):
         own = {name: getattr(self, name) for name in names}
         if self.residual_decay < 1:
             own["residual_decay"] = self.residual_decay
-        if self.ahead:
-            own["ahead"] = self.ahead
+        if self.step_ahead:
+            own["step_ahead"] = self.step_ahead
         low, high = 0.0, 1.0
         while high - low > 1e-4:
             share = (low + high) / 2
@@ -158,22 +161,32 @@ def candidates() -> list[Candidate]:
     return found
 
 
-OUTER_RATE = 1.4  # The best rate in the search.
-# Rounds in which workers begin with their unsent movement, with two seeds.
+# The best settings in the search; `for_steps` sets them.
+BEST = partial(
+    Candidate,
+    outer_learning_rate=OUTER_LEARNING_RATE,
+    value_dtype=ROUNDS_VALUE_DTYPE,
+    step_ahead=STEP_AHEAD,
+)
+# How far a round of two workers steps ahead, with two seeds.
 AHEAD = (
-    *(Candidate(every, ahead=1.0) for every in ROUNDS),
-    Candidate(8, OUTER_RATE, ahead=1.0),
+    *(Candidate(every, step_ahead=0.5) for every in ROUNDS),
+    Candidate(8, OUTER_LEARNING_RATE, step_ahead=0.5),
+    *(BEST(8, step_ahead=ahead) for ahead in (0.125, 0.5, 1.0)),
 )
 # More bytes and fewer bytes, with one seed.
 COMPARED = (
-    Candidate(30, OUTER_RATE, fewer=500),
-    Candidate(30, OUTER_RATE, fewer=2000),
-    Candidate(8, OUTER_RATE, fewer=250),
+    Candidate(30, OUTER_LEARNING_RATE, fewer=500),
+    Candidate(30, OUTER_LEARNING_RATE, fewer=2000),
+    Candidate(8, OUTER_LEARNING_RATE, fewer=250),
 )
-
-
-LONG_COMPARED = tuple(
-    Candidate(30, OUTER_RATE, "int2", fewer=fewer) for fewer in (1000, 5000)
+# In long runs, with all seeds, and, of two workers, with three seeds.
+BEST_LONG = BEST(8), BEST(8, fewer=5000)
+LONG_COMPARED = (
+    BEST(30),
+    BEST(30, fewer=5000),
+    BEST(30, step_ahead=0.0),
+    BEST(30, fewer=5000, step_ahead=0.0),
 )
 
 
@@ -194,12 +207,10 @@ def narrow(task: Task, read: Callable[[], str]) -> Task:
 TEXT, CODE = narrow(TASKS["text"], manual), narrow(TASKS["code"], sources)
 SEARCHED, SEARCHED_LONG = "text, 2 workers", "text, 2 workers, long"
 MODELS = {
-    SEARCHED: Model(TEXT),
-    "code, 2 workers": Model(CODE),
-    "text, 4 workers": Model(TEXT, 4),
-    SEARCHED_LONG: Model(TEXT, 2, LONG),
-    "text, 4 workers, long": Model(TEXT, 4, LONG),
-    "code, 2 workers, long": Model(CODE, 2, LONG),
+    f"{name}, {workers} workers{suffix}": Model(task, workers, steps)
+    for steps, suffix in ((STEPS, ""), (LONG, ", long"))
+    for name, task in (("text", TEXT), ("code", CODE))
+    for workers in (2, 4)
 }
 
 
@@ -220,7 +231,7 @@ class Bench:
             name, {"trials": [], "runs": {}}
         )
         if workers > 2:  # Dense runs do not depend on the number of workers.
-            other = SEARCHED if steps == STEPS else SEARCHED_LONG
+            other = name.replace(str(workers), "2")
             dense = self.document["models"][other]
             self.result["trials"] = dense["trials"]
             runs = self.result["runs"].setdefault(str(steps), {})
@@ -296,21 +307,23 @@ def search(bench: Bench) -> None:
 
 def compare(bench: Bench, name: str, seeds: int) -> None:
     """Train the best candidates, and schedules to compare them with."""
-    tried: dict[str, tuple[dict | None, int]] = {DENSE: (None, 3)}
+    tried: dict[str, tuple[dict | None, int]] = {DENSE: (None, seeds)}
     rounds = ROUNDS if name == SEARCHED else (8, 30)
     found = [
-        Candidate(every, OUTER_RATE, dtype)
+        Candidate(every, OUTER_LEARNING_RATE, dtype)
         for dtype in ("int4", "int2")
         for every in rounds
     ]
     tried |= {each.name: (each.arguments(STEPS), 3) for each in found}
+    for every in rounds:
+        tried[BEST(every).name] = BEST(every).arguments(STEPS), seeds
     for every in rounds:
         own = stages_of_dgc(STEPS, every)
         tried[f"every {every} steps, stages of DGC"] = own, 1
     if name == SEARCHED:
         tried |= {each.name: (each.arguments(STEPS), 2) for each in AHEAD}
         tried |= {each.name: (each.arguments(STEPS), 1) for each in COMPARED}
-        for rate in (1.0, OUTER_RATE):
+        for rate in (1.0, OUTER_LEARNING_RATE):
             own = {"sync_every": 30, "sparsity": (0.0,)}
             own["outer_learning_rate"] = rate
             tried[f"every 30 steps, everything, outer {rate:g}"] = own, 1
@@ -320,22 +333,25 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
                 bench.train(key, arguments, STEPS, seed)
 
 
-def compare_long(bench: Bench, seeds: int) -> None:
+def compare_long(bench: Bench, name: str, seeds: int) -> None:
     """Train the best schedule in long runs, with two numbers of bytes."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
-        for each in LONG_COMPARED:
+        tried = BEST_LONG
+        if name == SEARCHED_LONG and seed < 3:
+            tried += LONG_COMPARED
+        for each in tried:
             bench.train(each.name, each.arguments(LONG), LONG, seed)
 
 
 def main() -> None:
-    parser = results.options(__file__, __doc__, MODELS, seeds=3)
+    parser = results.options(__file__, __doc__, MODELS, seeds=5)
     arguments = parser.parse_args()
     for name in arguments.models:
         bench = Bench(arguments.output, name)
         if MODELS[name].steps == LONG:
             bench.tune(LONG)
-            compare_long(bench, arguments.seeds)
+            compare_long(bench, name, arguments.seeds)
         else:
             bench.tune(SEARCH[0])
             if name == SEARCHED:

@@ -56,9 +56,7 @@ class Simulation:
             weights: Initial weights.
             batches: The batches of all steps.
             rate: Peak of the learning rate, as in `WarmupThenDecay`.
-            **settings: Arguments of `tfo.SparseLoCo`. Also `ahead`: in a round,
-                worker i begins from w - ahead e_i instead of w, but takes the
-                first gradient at w. Defaults to `0.0`.
+            **settings: Arguments of `tfo.SparseLoCo`.
         """
         every = settings.get("sync_every", 1)
         exchange = Exchange(self.workers, settings)
@@ -195,7 +193,7 @@ class Exchange:
         self._code = CODES[settings.get("value_dtype", "float32")]
         self._rate = settings.get("outer_learning_rate", 1.0)
         self._decay = settings.get("residual_decay", 1.0)
-        self._ahead = np.float32(settings.get("ahead", 0.0))
+        self._ahead = np.float32(workers * settings.get("step_ahead", 0.0))
         self._workers = workers
         # Use a graph, since rounding takes many small operations.
         self._round = tf.function(self._rounded, autograph=False)

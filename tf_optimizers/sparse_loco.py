@@ -1,6 +1,7 @@
 """SparseLoCo: compresses the updates of any optimizer."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         e_i <- residual_decay e_i + (w - w_i) / N
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
+
+    With `step_ahead`, local steps begin closer to the weights that a worker's
+    unsent updates lead to. After the first gradient of a round has been
+    computed at w, worker i sets
+
+        w_i <- w - step_ahead N e_i
+
+    and the change of w_i in the round counts from this value.
 
     Worker i's gradient is the mean over its part of the batch. k follows
     `sparsity` as in `DGCMomentum`; before `rampup_begin_step`, all entries are
@@ -142,6 +151,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         overlap: bool. Whether workers exchange entries while the next local
             steps run. Needs `sync_every` > 1 and a
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
+        step_ahead: float in [0, 1]. The fraction of a worker's unsent updates
+            by which its weights move when a round begins. Values above 0 need
+            `sync_every` > 1, and do not support `overlap`, where rounds always
+            begin from w - N e_i. Defaults to `0.0`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Pass other arguments to the inner
@@ -160,7 +173,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     Reference:
         Sarfi et al., 2025, "Communication Efficient LLM Pre-training with
-        SparseLoCo", arXiv:2508.15706.
+        SparseLoCo", arXiv:2508.15706. For `step_ahead`: Xu et al., 2020,
+        "Step-Ahead Error Feedback for Distributed Training with Compressed
+        Gradient", arXiv:2008.05823, and, with a fraction, arXiv:2601.20738.
     """
 
     _single_replica_warning = (
@@ -173,6 +188,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     _travel: Travel | None = None  # Set by `build` if `overlap`.
     sync_every, overlap = Fixed(), Fixed()
     residual_decay, outer_learning_rate = Fixed(), Fixed()
+    step_ahead = Fixed()
 
     def __init__(
         self,
@@ -188,6 +204,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         min_compress_size: int = 16384,
         value_dtype: str = "float32",
         overlap: bool = False,
+        step_ahead: float = 0.0,
         **kwargs: Any,
     ) -> None:
         overlap = check_boolean("overlap", overlap)
@@ -199,6 +216,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         )
         residual_decay = check_fraction("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
+        step_ahead = check_fraction("step_ahead", step_ahead)
         sparse_loco_checks.check_arguments(kwargs)
         super().__init__(
             *(inner_optimizer, schedule, min_compress_size, value_dtype),
@@ -207,11 +225,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         )
         sparse_loco_checks.check_ema(sync_every, self.use_ema)
         sparse_loco_checks.check_overlap(overlap, sync_every)
+        sparse_loco_checks.check_step_ahead(step_ahead, sync_every, overlap)
         watch_models()
         self.sync_every = sync_every
         self.residual_decay = residual_decay
         self.outer_learning_rate = outer_rate
         self.overlap = overlap
+        self.step_ahead = step_ahead
 
     @classmethod
     def for_steps(
@@ -232,6 +252,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             sparsity              1 - min(1 / 2, max(s, 10 sync_every / steps))
             outer_learning_rate   1.4
             value_dtype           "int2"
+            step_ahead            0.25, or 0 with `overlap`
 
         With the share s of the entries, a replica sends 1,000 times fewer bytes
         than with dense float32 gradients in every step. In a run of fewer than
@@ -247,7 +268,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         Raises:
             TypeError, ValueError: As the class does.
         """
-        settings = recommended_updates(steps, kwargs.get("sync_every", 1))
+        settings = recommended_updates(
+            steps, kwargs.get("sync_every", 1), kwargs.get("overlap", False)
+        )
         return cls(inner_optimizer, **settings | kwargs)
 
     @property
@@ -352,8 +375,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         config = super().get_config()
         for name in sparse_loco_checks.INNER_ARGUMENTS:
             del config[name]
-        own = "sync_every", "residual_decay", "outer_learning_rate", "overlap"
-        return config | {name: getattr(self, name) for name in own}
+        names = ["sync_every", "residual_decay", "outer_learning_rate"]
+        names += ["overlap", "step_ahead"]
+        return config | {name: getattr(self, name) for name in names}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the residuals and the inner optimizer's state."""
@@ -388,7 +412,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             if self.sync_every > 1:
                 note_local_steps(self)
                 self._rounds = Rounds(
-                    self, variables, weights, self.sync_every, self.overlap
+                    self,
+                    variables,
+                    weights,
+                    self.sync_every,
+                    self.overlap,
+                    steps_ahead=self.step_ahead > 0,
                 )
                 if self.overlap:
                     self._travel = Travel(self, self._rounds)
@@ -410,7 +439,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         indices = [variable_index(self, variable) for variable in variables]
         step = means, weights, indices, tf.convert_to_tensor(self.iterations)
         if rounds is not None:
-            rounds.begin(self._weights(rounds.variables), stepped=variables)
+            rounds.begin(
+                self._weights(rounds.variables),
+                stepped=variables,
+                step_ahead=lambda: self._go_ahead(rounds, variables),
+            )
             self._steps.step(*step)
             self._store(variables, weights)
             due = rounds.due(variables, rounds.count())
@@ -431,6 +464,28 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weight.assign(old)
         send = functools.partial(self._send_moved, variables)
         compressor.at_stage(self.iterations, moved, send)
+
+    def _go_ahead(self, rounds: Rounds, stepped: Sequence[tf.Variable]) -> None:
+        """Move this replica's weights by a part of its unsent updates.
+
+        Only variables of this step move: each of them is exchanged when the
+        round ends.
+        """
+        if not self.step_ahead:
+            return
+        compressed = self._compressor.compressed
+        moving = {variable_index(self, variable) for variable in stepped}
+        moving.intersection_update(compressed)
+        indices = [variable_index(self, each) for each in rounds.variables]
+        choice = tuple(index in moving for index in indices)
+        rounds.begin_from_own_weights(
+            self._weights(rounds.chosen(choice)),
+            choice,
+            [
+                self.step_ahead * self._compressor.unsent_updates(index)
+                for index in itertools.compress(indices, choice)
+            ],
+        )
 
     def _end_round(
         self,

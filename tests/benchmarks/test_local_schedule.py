@@ -44,14 +44,14 @@ def data():
     return list(zip(x, rng.integers(5, size=(STEPS, ROWS)), strict=True))
 
 
-def trained_by_the_package(strategy):
+def trained_by_the_package(strategy, settings):
     """Return the weights after a run under a strategy of two replicas."""
     with strategy.scope():
         model = network()
         schedule = local_simulation.WarmupThenDecay()
         schedule.set(PEAK, STEPS)
         inner = keras.optimizers.AdamW(schedule, weight_decay=0.01)
-        optimizer = tfo.SparseLoCo(inner, min_compress_size=1, **SETTINGS)
+        optimizer = tfo.SparseLoCo(inner, min_compress_size=1, **settings)
         optimizer.build(model.trainable_variables)
     variables, share = model.trainable_variables, ROWS // 2
 
@@ -73,12 +73,15 @@ def trained_by_the_package(strategy):
     return model.get_weights()
 
 
-def test_simulation_takes_the_steps_of_the_package(mirrored):
+@pytest.mark.parametrize("step_ahead", [0.0, 0.25])
+def test_simulation_takes_the_steps_of_the_package(mirrored, step_ahead):
+    settings = SETTINGS | {"step_ahead": step_ahead}
     model = network()
     first = model.get_weights()
     simulation = local_simulation.Simulation(model, 2)
-    simulation.train(first, data(), PEAK, **SETTINGS)
-    found, wanted = model.get_weights(), trained_by_the_package(mirrored)
+    simulation.train(first, data(), PEAK, **settings)
+    found = model.get_weights()
+    wanted = trained_by_the_package(mirrored, settings)
     for start, one, other in zip(first, found, wanted, strict=True):
         assert np.max(np.abs(one - start)) > 0.1
         np.testing.assert_allclose(one, other, atol=1e-4)
@@ -86,7 +89,7 @@ def test_simulation_takes_the_steps_of_the_package(mirrored):
 
 def test_workers_may_begin_a_round_ahead():
     """With all of their unsent movement, their mean is not held back."""
-    settings = {"sparsity": (0.5,), "ahead": 2.0}
+    settings = {"sparsity": (0.5,), "step_ahead": 1.0}
     exchange = local_simulation.Exchange(2, settings)
     common, begun = [np.zeros(4, "float32")], [np.zeros((2, 4), "float32")]
     for step in range(3):

@@ -51,6 +51,7 @@ class Rounds:
                 *(value, self.replicas, oracle, RATE),
                 every=rounds["sync_every"],
                 overlap=rounds.get("overlap", False),
+                ahead=rounds.get("step_ahead", 0.0),
                 **theirs,
             )
             for value in start().values()
@@ -116,6 +117,21 @@ def test_eager_matches_reference(mirrored):
     for _ in range(5):
         rounds.step(eager=True)
         assert rounds.error() < 1e-4
+
+
+def test_rounds_step_ahead(mirrored):
+    """Rounds begin from weights that contain a part of unsent updates."""
+    rounds = Rounds(mirrored, SETTINGS["adamw"], step_ahead=0.75)
+    optimizer = rounds.run.optimizer
+    for step in range(1, 12):
+        rounds.step()
+        if step in (5, 7, 11):
+            ahead = [each.base[0] - each.w for each in rounds.oracles]
+            assert max(np.abs(each).max() for each in ahead) > 1e-3
+        if step == 6:
+            rounds.synchronize()  # The next round steps ahead, too.
+        assert rounds.error() < 1e-4, step
+        assert optimizer.is_synchronized == (step in (4, 6, 10))
 
 
 @pytest.mark.parametrize("taken", with_long([1, 2, 3, 4], [2, 3, 4]))
@@ -229,8 +245,8 @@ def test_constraint_holds_for_local_and_common_weights(mirrored):
     np.testing.assert_array_equal(variable, [1.25, 0.375])
 
 
-@pytest.fixture
-def held_back(mirrored):
+@pytest.fixture(params=[0.0, 0.5], ids=["", "ahead"])
+def held_back(mirrored, request):
     """Return an optimizer with a residual of 0.4, and a function.
 
     The function runs a round of two steps; the weights have no gradient in
@@ -243,6 +259,7 @@ def held_back(mirrored):
             sync_every=2,
             sparsity=(0.5,),
             min_compress_size=2,
+            step_ahead=request.param,
         )
         optimizer.build([weights, other])
 
@@ -786,6 +803,7 @@ def test_recommended_rounds_send_a_thousandth_of_the_bytes(
     assert optimizer._compressor.schedule.stages == [sparsity]
     assert optimizer.outer_learning_rate == 1.4
     assert (optimizer.value_dtype, optimizer.residual_decay) == ("int2", 1.0)
+    assert optimizer.step_ahead == 0.25
 
 
 @pytest.mark.parametrize(
@@ -809,6 +827,28 @@ def test_recommended_rounds_may_be_overridden():
     )
     assert (optimizer.sparsity, optimizer.value_dtype) == ((0.5,), "int4")
     assert optimizer.outer_learning_rate == 1.0
+    overlapping = tfo.SparseLoCo.for_steps(
+        600, INNER["SGD"](), sync_every=8, overlap=True
+    )
+    assert overlapping.step_ahead == 0.0
     for value, kind in ((0, ValueError), (2.5, TypeError)):
         with pytest.raises(kind, match="`sync_every` must be an integer >= 1"):
             tfo.SparseLoCo.for_steps(600, INNER["SGD"](), sync_every=value)
+
+
+def test_config_keeps_the_step_ahead():
+    optimizer = tfo.SparseLoCo(INNER["SGD"](), sync_every=7, step_ahead=0.5)
+    assert tfo.SparseLoCo.from_config(optimizer.get_config()).step_ahead == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({}, "Received: step_ahead=0.5, sync_every=1, overlap=False"),
+        ({"sync_every": 2, "overlap": True}, "and no `overlap`"),
+        ({"sync_every": 2, "step_ahead": 1.5}, "`step_ahead` must be"),
+    ],
+)
+def test_wrong_step_ahead(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        tfo.SparseLoCo(INNER["SGD"](), **{"step_ahead": 0.5} | kwargs)

@@ -220,6 +220,9 @@ _CONSERVING = {
 _CONSERVING["SparseLoCo overlapping"] = _CONSERVING["SparseLoCo"].replace(
     "sparsity=", "sync_every=2, overlap=True,\n        sparsity="
 )
+_CONSERVING["SparseLoCo ahead"] = _CONSERVING["SparseLoCo"].replace(
+    "sparsity=", "sync_every=2, step_ahead=0.5,\n        sparsity="
+)
 
 
 def exchange_text(program):

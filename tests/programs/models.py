@@ -258,6 +258,10 @@ WRAPPERS = {
         "min_compress_size=1{more}\n)"
     ),
 }
+WRAPPERS["SparseLoCo ahead"] = (
+    "tfo.SparseLoCo(\n    {inner}, sync_every=2, sparsity=(0.5,), "
+    "min_compress_size=1,\n    step_ahead=0.5{more}\n)"
+)
 WRAPPERS["SparseLoCo overlapping"] = (
     "tfo.SparseLoCo(\n    {inner}, sync_every=2, sparsity=(0.5,), "
     "min_compress_size=1,\n    overlap=True{more}\n)"
@@ -272,10 +276,10 @@ WRAPPERS["SparseLoCo to the end"] = (
     "tfo.SparseLoCo(\n    {inner}, sparsity=(0.75,), min_compress_size=1, "
     "rampdown_begin_step=2{more}\n)"
 )
-WRAPPERS["SparseLoCo overlapping to the end"] = (
-    "tfo.SparseLoCo(\n    {inner}, sync_every=2, sparsity=(0.75,), "
-    "min_compress_size=1,\n    rampdown_begin_step=2, overlap=True{more}\n)"
-)
+for _name in ("SparseLoCo ahead", "SparseLoCo overlapping"):
+    WRAPPERS[f"{_name} to the end"] = WRAPPERS[_name].replace(
+        "sparsity=(0.5,)", "sparsity=(0.75,), rampdown_begin_step=2"
+    )
 # Classes with a custom step or loss.
 CUSTOM = {
     "guide": "",

@@ -35,9 +35,9 @@ SHUFFLED = {
     *("two", "np.random", "in interleave", "in files"),
 }
 # Wrappers that take local steps between synchronizations.
-LOCAL = {"SparseLoCo of 4", "SparseLoCo overlapping"}
+LOCAL = {"SparseLoCo of 4", "SparseLoCo ahead", "SparseLoCo overlapping"}
 # Wrappers whose sent and kept amounts can be compared.
-COMPARED = ("SparseLoCo", "SparseLoCo overlapping")
+COMPARED = ("SparseLoCo", "SparseLoCo ahead", "SparseLoCo overlapping")
 # Losses that are sums over rows.
 SUMS = {"sum", "none"}
 # These also have the rate 0, since their batches have other rows.
@@ -879,6 +879,7 @@ RULES = [
         for name, value in (
             ("optimizer", "DGC to the end"),
             ("wrapper", "SparseLoCo to the end"),
+            ("wrapper", "SparseLoCo ahead to the end"),
             ("wrapper", "SparseLoCo overlapping to the end"),
         )
     ),

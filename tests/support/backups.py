@@ -32,6 +32,14 @@ OPTIMIZERS = {
         min_compress_size=20,
         **kwargs,
     ),
+    "rounds ahead": lambda **kwargs: tfo.SparseLoCo(
+        keras.optimizers.Adam(0.01),
+        sync_every=4,
+        sparsity=(0.9,),
+        min_compress_size=20,
+        step_ahead=0.5,
+        **kwargs,
+    ),
     "keras-adam": keras.optimizers.Adam,
 }
 WRAPPERS = {

@@ -225,11 +225,13 @@ class SparseLoCo:
         compressed=True,
         every=1,
         overlap=False,
+        ahead=0.0,
     ):
         self.w, self.inner, self.lr = w.astype("float64"), inner, lr
         self.sparsity, self.decay, self.outer_lr = sparsity, decay, outer_lr
         self.compressed, self.every = compressed, every
         self.overlap, self.travelling = overlap, np.zeros_like(self.w)
+        self.ahead = ahead
         self.local = self.base = [self.w] * workers
         self.states = [{} for _ in range(workers)]
         self.v = np.zeros((workers, *w.shape))
@@ -238,6 +240,10 @@ class SparseLoCo:
     def step(self, gradients):
         """Take a step from a list of the workers' gradients."""
         workers = len(gradients)
+        if self.taken == 0 and self.ahead:
+            self.local = self.base = [
+                self.w - self.ahead * workers * v for v in self.v
+            ]
         self.local = [
             self.inner(w, workers * g, state, self.lr)
             for w, g, state in zip(

@@ -139,6 +139,12 @@ class Compressor:
         """Return this replica's residual of the variable at `index`."""
         return own_component(self._residuals[index].variable)
 
+    def unsent_updates(self, index: int) -> tf.Tensor:
+        """Return N e_i: this worker's unsent updates of a variable."""
+        residual = self.own_residual(index)
+        with tf.device(residual.device):
+            return self.wire.replicas * residual.read_value()
+
     @property
     def compressed(self) -> list[int]:
         """The indices of compressed variables.

@@ -22,7 +22,7 @@ RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
-OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE = 1.4, "int2"
+OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE, STEP_AHEAD = 1.4, "int2", 0.25
 
 
 class SparsitySchedule:
@@ -185,11 +185,14 @@ def recommended(steps: Any) -> dict[str, Any]:
     return recommended_schedule(steps) | {"value_dtype": VALUE_DTYPE}
 
 
-def recommended_updates(steps: Any, sync_every: Any) -> dict[str, Any]:
+def recommended_updates(
+    steps: Any, sync_every: Any, overlap: Any = False
+) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo`."""
     sync_every = check_integer("sync_every", sync_every, 1)
     if sync_every > 1:
-        return recommended_rounds(steps, sync_every)
+        settings = recommended_rounds(steps, sync_every)
+        return settings if overlap else settings | {"step_ahead": STEP_AHEAD}
     settings = recommended(steps)
     if settings["sparsity"][-1] < NO_DECAY_FROM:
         settings["residual_decay"] = SHORT_RUNS_DECAY

@@ -8,6 +8,10 @@
 Here w_i are the weights of replica i. A round ends early if weights are about
 to be read.
 
+With `steps_ahead`, w_i moves by a part of replica i's unsent updates before the
+local steps. The variable `base` holds the weights after this move, and the
+pseudo-gradient is base - w_i.
+
 With `overlaps`, replicas exchange the entries of a round while the next round
 runs. They continue from their own weights, and two variables replace `start`:
 `common` holds the weights that are equal on all replicas, and `base` holds the
@@ -53,6 +57,7 @@ class Rounds:
         steps: The number of local steps in a round. Also an attribute.
         overlaps: Whether a round's entries are exchanged while the next round
             runs.
+        steps_ahead: Whether `begin` moves the weights.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Rounds:
         masters: Sequence[Any],
         steps: int,
         overlaps: bool,
+        steps_ahead: bool = False,
     ) -> None:
         self.steps, self._overlaps = steps, overlaps
         self._taken = optimizer.add_variable(
@@ -76,7 +82,7 @@ class Rounds:
             if not is_overwritten(optimizer, variable)
         ]
         self._commons = self._bases = [start for _, start in self._starts]
-        if overlaps:
+        if overlaps or steps_ahead:
             self._bases = [
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
@@ -106,19 +112,28 @@ class Rounds:
         return [backend_variable(variable) for variable, _ in self._starts]
 
     def begin(
-        self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
+        self,
+        weights: Sequence[tf.Variable],
+        stepped: Sequence[tf.Variable],
+        step_ahead: Callable[[], None] = lambda: None,
     ) -> None:
         """Store this replica's weights if the next step begins a round.
+
+        Then step ahead.
 
         Args:
             weights: This replica's weights of all variables.
             stepped: The variables that the next step updates.
+            step_ahead: Calls `begin_from_own_weights` if the optimizer steps
+                ahead. Defaults to a function that does nothing.
         """
 
         def keep() -> None:
-            kept = self._commons + (self._bases if self._overlaps else [])
+            has_bases = self._bases is not self._commons
+            kept = self._commons + (self._bases if has_bases else [])
             for start, weight in zip(kept, itertools.cycle(weights)):
                 own_component(start).assign(weight)
+            step_ahead()
 
         taken = own_component(self._taken)
         tf.cond(taken == 0, keep, lambda: None)
@@ -186,7 +201,7 @@ class Rounds:
         pseudo_gradients = differences(bases, weights)
         for start, base, weight in zip(starts, bases, weights, strict=True):
             weight.assign(start)
-            if self._overlaps:
+            if base is not start:
                 base.assign(start)
         for count in map(own_component, (self._taken, self._moved)):
             count.assign(tf.zeros_like(count))

@@ -142,6 +142,17 @@ def check_overlap(overlap: bool, sync_every: int) -> None:
         )
 
 
+def check_step_ahead(step_ahead: float, sync_every: int, overlap: bool) -> None:
+    """Raise if `step_ahead` is above 0, but rounds cannot step ahead."""
+    if step_ahead and (sync_every == 1 or overlap):
+        raise ValueError(
+            "`step_ahead` needs a `sync_every` of at least 2, and no "
+            f"`overlap`. Received: step_ahead={step_ahead}, "
+            f"sync_every={sync_every}, overlap={overlap}. Leave `step_ahead` "
+            "out, or pass a larger `sync_every`, such as 8, without `overlap`."
+        )
+
+
 def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
     """Raise if `overlap` is set, but the strategy does not support it."""
     if overlap and not replicas_of(strategy).exchanges_later:

@@ -93,9 +93,7 @@ class Travel:
         totals = compressor.sum_on_worker([ahead[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
             optimizer._accumulate_residual(indices[i], total, None, None)
-            residual = compressor.own_residual(indices[i])
-            with tf.device(residual.device):
-                ahead[i] = compressor.wire.replicas * residual.read_value()
+            ahead[i] = compressor.unsent_updates(indices[i])
         rounds.begin_from_own_weights(weights, choice, ahead)
         optimizer._store(variables, weights)
         rounds.constrain(stepped, choice)

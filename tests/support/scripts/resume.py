@@ -34,7 +34,11 @@ ROUNDS = {
         ),
         **kwargs,
     )
-    for name, kwargs in {"rounds": {}, "overlap": {"overlap": True}}.items()
+    for name, kwargs in {
+        "rounds": {},
+        "ahead": {"step_ahead": 0.5},
+        "overlap": {"overlap": True},
+    }.items()
 }
 NAMES = ["dgc", "adam_offload", "lamb", "lans", "loco", *ROUNDS]
 X, Y = np.random.default_rng(0).random((2, 48, 40)).astype("float32")
