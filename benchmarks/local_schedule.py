@@ -180,10 +180,9 @@ COMPARED = (
     Candidate(30, OUTER_LEARNING_RATE, fewer=2000),
     Candidate(8, OUTER_LEARNING_RATE, fewer=250),
 )
-# In long runs, with all seeds, and, of two workers, with three seeds.
-BEST_LONG = BEST(8), BEST(8, fewer=5000)
+# In long runs of two workers on the text, with three seeds.
 LONG_COMPARED = (
-    BEST(30),
+    BEST(8, fewer=5000),
     BEST(30, fewer=5000),
     BEST(30, step_ahead=0.0),
     BEST(30, fewer=5000, step_ahead=0.0),
@@ -334,13 +333,11 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
 
 
 def compare_long(bench: Bench, name: str, seeds: int) -> None:
-    """Train the best schedule in long runs, with two numbers of bytes."""
+    """Train the best schedule in long runs, and what it is compared with."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
-        tried = BEST_LONG
-        if name == SEARCHED_LONG and seed < 3:
-            tried += LONG_COMPARED
-        for each in tried:
+        is_compared = name == SEARCHED_LONG and seed < 3
+        for each in (BEST(8), *(LONG_COMPARED if is_compared else ())):
             bench.train(each.name, each.arguments(LONG), LONG, seed)
 
 
