@@ -115,17 +115,15 @@ class Rounds:
         self,
         weights: Sequence[tf.Variable],
         stepped: Sequence[tf.Variable],
-        step_ahead: Callable[[], None] = lambda: None,
+        step_ahead: Callable[[], None],
     ) -> None:
-        """Store this replica's weights if the next step begins a round.
-
-        Then step ahead.
+        """If the next step begins a round, store weights, and step ahead.
 
         Args:
             weights: This replica's weights of all variables.
             stepped: The variables that the next step updates.
-            step_ahead: Calls `begin_from_own_weights` if the optimizer steps
-                ahead. Defaults to a function that does nothing.
+            step_ahead: Calls `begin_from_own_weights` if the optimizer has a
+                `step_ahead`.
         """
 
         def keep() -> None:
