@@ -83,7 +83,6 @@ def test_loss_scale_and_accumulation_are_those_of_keras_sgd(mirrored):
 )
 def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
     """Values times 1e-6 are rounded like the values; float16 has no 1e-9."""
-
     zeros = dgc.zeros()
     run = dgc.Run(mirrored, zeros, sparsity=(0.5,), value_dtype=dtype)
 

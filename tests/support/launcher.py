@@ -17,7 +17,7 @@ INDEX = """
 import json, os, signal, subprocess, sys, time
 cluster = json.loads(os.environ["TF_CONFIG"])
 index = cluster["task"]["index"]
-restart = int(os.environ["TF_OPTIMIZERS_RESTART"])
+restart = int(os.environ.get("TF_OPTIMIZERS_RESTART", 0))
 """
 
 

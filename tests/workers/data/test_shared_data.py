@@ -68,7 +68,6 @@ def test_arrays_are_in_the_order_of_the_seed(seed, shuffle):
 
 
 def test_tf_data_are_in_the_order_of_the_seed(seed):
-
     def epochs(number):
         seed.set(number)
         data = tf.data.Dataset.range(32).shuffle(32)

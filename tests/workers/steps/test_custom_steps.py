@@ -70,7 +70,6 @@ def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
         np.concatenate([part, part])[:12]
         for part in (custom_steps.X, custom_steps.Y)
     )
-
     expected, found = histories(
         *(ours, ReturnsArrays, x, y), batch_size=batch, epochs=2
     )
@@ -121,7 +120,6 @@ class ReturnsVectors(custom_steps.Guide):
 
 def test_vectors_are_not_mixed_up(ours, optimized_graphs):
     """TensorFlow takes another output of an operation to stack with itself."""
-
     x, y = custom_steps.X, custom_steps.Y
     expected, found = histories(ours, ReturnsVectors, x, y, batch_size=3)
     for name, values in expected.items():
