@@ -180,9 +180,9 @@ COMPARED = (
     Candidate(30, OUTER_LEARNING_RATE, fewer=2000),
     Candidate(8, OUTER_LEARNING_RATE, fewer=250),
 )
-# In long runs of two workers on the text, with three seeds.
+# In long runs of two workers; on the text, also the others, with three seeds.
+FEWEST = BEST(8, fewer=5000)
 LONG_COMPARED = (
-    BEST(8, fewer=5000),
     BEST(30, fewer=5000),
     BEST(30, step_ahead=0.0),
     BEST(30, fewer=5000, step_ahead=0.0),
@@ -336,8 +336,12 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
     """Train the best schedule in long runs, and what it is compared with."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
-        is_compared = name == SEARCHED_LONG and seed < 3
-        for each in (BEST(8), *(LONG_COMPARED if is_compared else ())):
+        tried = [BEST(8)]
+        if MODELS[name].workers == 2:
+            tried.append(FEWEST)
+        if name == SEARCHED_LONG and seed < 3:
+            tried += LONG_COMPARED
+        for each in tried:
             bench.train(each.name, each.arguments(LONG), LONG, seed)
 
 

@@ -65,7 +65,7 @@ def call_for_all(build: Callable[[], None]) -> None:
     """
 
     def call(_: tf.distribute.Strategy) -> None:
-        # Leave any `tf.function` that is being traced: inside the function,
+        # Step out of any `tf.function` that is being traced: inside it,
         # replicas would get variables that are never initialized.
         with tf.init_scope():
             build()

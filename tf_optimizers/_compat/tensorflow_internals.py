@@ -21,7 +21,7 @@ def in_xla() -> bool:
 
 
 def eager_context() -> Any:
-    """Return the object that holds TensorFlow's devices and functions.
+    """Return TensorFlow's eager context, which holds devices and functions.
 
     The object has no public name. A test can replace the object to start
     TensorFlow with other devices.

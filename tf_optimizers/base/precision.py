@@ -33,8 +33,8 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
             raise TypeError(
                 "A trainable variable must be of dtype float16, bfloat16, "
                 f"float32 or float64. Received: {variable.name} of dtype "
-                f"{dtype}. Create the variable with such a dtype, or with "
-                "`trainable=False`."
+                f"{dtype}. Create the variable with one of these dtypes, or "
+                "with `trainable=False`."
             )
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 # Multiplying eight bytes that are 0 or 1 by `_COLLECT_BITS` collects them in
-# the highest byte. Byte i moves by 56 - 7 i bits, to bit 56 + i, and no other
-# byte moves there.
+# the highest byte: the term 1 << 56 - 7 i puts byte i at bit 56 + i. No other
+# product of a term and a byte reaches the highest byte.
 _COLLECT_BITS = sum(1 << 56 - 7 * i for i in range(8))
 # Multiplying a byte by `_COPY_BYTE` copies the byte to all eight bytes. The
 # mask `_OWN_BITS` then keeps bit i of byte i.

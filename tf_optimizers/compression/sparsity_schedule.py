@@ -202,9 +202,9 @@ def recommended_updates(
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    Each exchange sends the same share of the entries. The share is chosen so
-    that the run sends `TIMES_FEWER_BYTES` times fewer bytes than with dense
-    float32 gradients in every step. In a short run, the share is larger: on
+    Each exchange sends the same share of the entries. With this
+    share, the run sends 1 / `TIMES_FEWER_BYTES` of the bytes of dense float32
+    gradients in every step. In a short run, the share is larger: on
     average, each entry is sent at least `SENT_AT_LEAST` times. In both cases,
     the share is at most `LARGEST_SHARE`.
     """

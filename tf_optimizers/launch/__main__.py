@@ -311,7 +311,7 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(
             "must be a finite number of seconds >= 0. "
-            f"Received: {text}. Leave the option out for the default."
+            f"Received: {text}. Omit the option to use the default."
         )
     return seconds
 
@@ -323,7 +323,7 @@ def _host(text: str) -> str:
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(
             f"must be an address of this machine. Received: {text} ({error}). "
-            "Leave the option out for 127.0.0.1."
+            "Omit the option to use 127.0.0.1."
         ) from error
     return text
 

@@ -38,7 +38,7 @@ from tf_optimizers.base.components import (
     own_component,
 )
 
-# A set of variables to exchange: for each variable, whether the set has it.
+# For each variable, whether it is exchanged.
 Choice: TypeAlias = tuple[bool, ...]
 
 

@@ -161,7 +161,7 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Step on the host; return the changes of variables not on the host."""
+        """Step on the host; return the updates of all variables elsewhere."""
         # Read the learning rate and `iterations` on their own devices.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1

@@ -302,7 +302,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def current(self) -> Current:
-        """Holds the channel that a thread uses instead of the main channel."""
+        """The channel that the current thread uses, if not the main channel."""
         return Current()
 
     @property

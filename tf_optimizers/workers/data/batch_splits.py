@@ -44,9 +44,9 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
     """Return some replicas' parts of a batch, and the number of rows of each.
 
     Args:
-        batch: A nest whose type `is_split` accepts.
+        batch: A nested structure whose type `is_split` accepts.
         places: The indices of the parts to return.
-        replicas: The number of all parts.
+        replicas: The total number of parts.
     """
     rows = _common_rows(batch)
     # Keep a static number of rows only if all parts have equally many rows.

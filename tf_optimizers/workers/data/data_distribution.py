@@ -158,7 +158,7 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         digests = batch_digests.with_form(digests, batch)
-        # Workers may have augmented the same rows differently, at random.
+        # Compare a few digests only: random augmentation may differ by worker.
         rows, comparison = _rows_of_all(batch), Comparison.SOME
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)

@@ -71,7 +71,7 @@ def _is_random(graph: Any) -> bool:
 
 
 def _has_random_maps(graph: Any) -> bool:
-    """Return whether a function makes datasets with random maps."""
+    """Return whether a `map` in a function's graph draws random numbers."""
 
     def makes_rows(op: Any) -> bool:
         return "Map" in op.type and "FlatMap" not in op.type

@@ -34,7 +34,7 @@ class _Replica(threading.local):
     share: Any = None  # The replica's `Share` of the batch.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.
-    weights: RestoredWeights | None = None  # Weights that the step has moved.
+    weights: RestoredWeights | None = None  # Weights that the step assigns.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
     updated: dict[int, keras.Variable] = {}  # Assigned metric variables.
     results: list[Any] | None = None  # See `metric_results.noted_result`.

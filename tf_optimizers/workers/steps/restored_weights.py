@@ -22,8 +22,8 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# Weights are restored only if the step had moved them by more than this number
-# times the largest rounding error.
+# Weights are restored only if the step has changed them by more than this
+# number times the largest rounding error.
 _LEAST_MOVE = 16.0
 
 
