@@ -1,7 +1,6 @@
 """SparseLoCo: compresses the updates of any optimizer."""
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -417,7 +416,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     weights,
                     self.sync_every,
                     self.overlap,
-                    steps_ahead=self.step_ahead > 0,
+                    self.step_ahead,
                 )
                 if self.overlap:
                     self._travel = Travel(self, self._rounds)
@@ -442,7 +441,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             rounds.begin(
                 self._weights(rounds.variables),
                 stepped=variables,
-                step_ahead=lambda: self._go_ahead(rounds, variables),
+                unsent_updates=self._unsent_updates,
             )
             self._steps.step(*step)
             self._store(variables, weights)
@@ -464,28 +463,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weight.assign(old)
         send = functools.partial(self._send_moved, variables)
         compressor.at_stage(self.iterations, moved, send)
-
-    def _go_ahead(self, rounds: Rounds, stepped: Sequence[tf.Variable]) -> None:
-        """Move this replica's weights by a part of its unsent updates.
-
-        Only variables of this step move: each of them is exchanged when the
-        round ends.
-        """
-        if not self.step_ahead:
-            return
-        compressed = self._compressor.compressed
-        moving = {variable_index(self, variable) for variable in stepped}
-        moving.intersection_update(compressed)
-        indices = [variable_index(self, each) for each in rounds.variables]
-        choice = tuple(index in moving for index in indices)
-        rounds.begin_from_own_weights(
-            self._weights(rounds.chosen(choice)),
-            choice,
-            [
-                self.step_ahead * self._compressor.unsent_updates(index)
-                for index in itertools.compress(indices, choice)
-            ],
-        )
 
     def _end_round(
         self,
@@ -529,6 +506,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         rate = tf.constant(self.outer_learning_rate, tf.float64)
         self._send(variables, sparsity, moved, tf.constant(1.0), rate)
+
+    def _unsent_updates(self, variable: tf.Variable) -> tf.Tensor | None:
+        """Return N e_i of a variable, or None if it is not compressed."""
+        return self._compressor.unsent_updates(variable_index(self, variable))
 
     def _store(
         self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]

@@ -29,7 +29,7 @@ FLOWS = {
     "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 1949),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
-        2145,
+        2161,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 700),
     "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1087),

@@ -139,8 +139,10 @@ class Compressor:
         """Return this replica's residual of the variable at `index`."""
         return own_component(self._residuals[index].variable)
 
-    def unsent_updates(self, index: int) -> tf.Tensor:
-        """Return N e_i: this worker's unsent updates of a variable."""
+    def unsent_updates(self, index: int) -> tf.Tensor | None:
+        """Return N times this worker's residual; None if not compressed."""
+        if index not in self.compressed:
+            return None
         residual = self.own_residual(index)
         with tf.device(residual.device):
             return self.wire.replicas * residual.read_value()

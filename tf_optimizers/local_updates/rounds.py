@@ -8,8 +8,8 @@
 Here w_i are the weights of replica i. A round ends early if weights are about
 to be read.
 
-With `steps_ahead`, w_i moves by a part of replica i's unsent updates before the
-local steps. The variable `base` holds the weights after this move, and the
+With a `step_ahead`, w_i moves by a part of replica i's unsent updates before
+the local steps. The variable `base` holds the weights after this move, and the
 pseudo-gradient is base - w_i.
 
 With `overlaps`, replicas exchange the entries of a round while the next round
@@ -57,7 +57,8 @@ class Rounds:
         steps: The number of local steps in a round. Also an attribute.
         overlaps: Whether a round's entries are exchanged while the next round
             runs.
-        steps_ahead: Whether `begin` moves the weights.
+        step_ahead: The fraction of its unsent updates by which a replica's
+            weights move when a round begins.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Rounds:
         masters: Sequence[Any],
         steps: int,
         overlaps: bool,
-        steps_ahead: bool = False,
+        step_ahead: float,
     ) -> None:
         self.steps, self._overlaps = steps, overlaps
+        self._step_ahead = step_ahead
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
@@ -82,7 +84,7 @@ class Rounds:
             if not is_overwritten(optimizer, variable)
         ]
         self._commons = self._bases = [start for _, start in self._starts]
-        if overlaps or steps_ahead:
+        if overlaps or step_ahead:
             self._bases = [
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
@@ -115,23 +117,31 @@ class Rounds:
         self,
         weights: Sequence[tf.Variable],
         stepped: Sequence[tf.Variable],
-        step_ahead: Callable[[], None],
+        unsent_updates: Callable[[tf.Variable], tf.Tensor | None],
     ) -> None:
         """If the next step begins a round, store weights, and step ahead.
+
+        Only variables in `stepped` step ahead: each of them is exchanged when
+        the round ends.
 
         Args:
             weights: This replica's weights of all variables.
             stepped: The variables that the next step updates.
-            step_ahead: Calls `begin_from_own_weights` if the optimizer has a
-                `step_ahead`.
+            unsent_updates: Returns this worker's unsent updates of a variable,
+                or None if the variable is sent whole.
         """
 
         def keep() -> None:
-            has_bases = self._bases is not self._commons
-            kept = self._commons + (self._bases if has_bases else [])
-            for start, weight in zip(kept, itertools.cycle(weights)):
-                own_component(start).assign(weight)
-            step_ahead()
+            for (variable, common), base, weight in zip(
+                self._starts, self._bases, weights, strict=True
+            ):
+                own_component(common).assign(weight)
+                if self._step_ahead and _is_in(stepped, variable):
+                    unsent = unsent_updates(variable)
+                    if unsent is not None:
+                        weight.assign_sub(self._step_ahead * unsent)
+                if base is not common:
+                    own_component(base).assign(weight)
 
         taken = own_component(self._taken)
         tf.cond(taken == 0, keep, lambda: None)
