@@ -218,6 +218,11 @@ def check_base_arguments(arguments: dict[str, Any]) -> None:
         arguments["ema_momentum"] = check_fraction(
             "ema_momentum", arguments["ema_momentum"]
         )
+    if not isinstance(arguments.get("name"), (str, type(None))):
+        raise TypeError(
+            "`name` must be a string or None. "
+            f"Received: name={arguments['name']!r}."
+        )
 
 
 def _is_scalar(value: Any) -> bool:

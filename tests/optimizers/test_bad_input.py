@@ -43,6 +43,7 @@ KINDS = {
     "gradient_accumulation_steps": [2.5, "2", True],
     "ema_overwrite_frequency": [1.5],
     "use_ema": [1, "yes"],
+    "name": [3],
 }
 
 

@@ -144,7 +144,7 @@ class Monitor(keras.callbacks.Callback):
         # after replicas have synchronized their weights.
         self._end_step(logs)
 
-    def _end_step(self, logs: Logs) -> None:
+    def _end_step(self, logs: dict[str, Any] | None) -> None:
         """End a pending measurement if possible; add the figures to `logs`."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
