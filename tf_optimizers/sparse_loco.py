@@ -102,11 +102,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     State: on each replica e_i, 4 bytes per compressed parameter, and the inner
     optimizer's state. A step also needs a copy of w, and the update. With
-    `sync_every` > 1, each replica keeps the copy; with `overlap`, it also keeps
-    b_i. Outside of replicas, and in checkpoints, e is the sum of all e_i, and
-    the inner state is the mean over workers. With `tfo.AdamOffload`, all state
-    is on the host, except for master weights of half-precision variables and
-    accumulated gradients.
+    `sync_every` > 1, each replica keeps the copy; with `overlap` or
+    `step_ahead`, it also keeps w_i from the start of the round. Outside of
+    replicas, and in checkpoints, e is the sum of all e_i, and the inner state
+    is the mean over workers. With `tfo.AdamOffload`, all state is on the host,
+    except for master weights of half-precision variables and accumulated
+    gradients.
     Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
     variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
@@ -172,9 +173,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     Reference:
         Sarfi et al., 2025, "Communication Efficient LLM Pre-training with
-        SparseLoCo", arXiv:2508.15706. For `step_ahead`: Xu et al., 2020,
+        SparseLoCo", arXiv:2508.15706. `step_ahead`: Xu et al., 2020,
         "Step-Ahead Error Feedback for Distributed Training with Compressed
-        Gradient", arXiv:2008.05823, and, with a fraction, arXiv:2601.20738.
+        Gradient", arXiv:2008.05823; with a fraction: Redie et al., 2026,
+        arXiv:2601.20738.
     """
 
     _single_replica_warning = (
