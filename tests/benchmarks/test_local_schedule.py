@@ -145,7 +145,7 @@ def test_page_shows_the_results():
         times = 5000 if fewer.startswith("5") else 1000
         best = local_schedule.BEST(int(every), fewer=times).name
         found = schedules[best]
-        assert len(found["runs"]) == (3 if times == 5000 else 5)
+        assert len(found["runs"]) == 5
         assert fewer == f"{found['fewer']:,.0f}"
         _, accuracy, _, bits = tables.against_dense(
             found["runs"], schedules["dense"]["runs"]
