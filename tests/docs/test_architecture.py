@@ -32,7 +32,7 @@ FLOWS = {
         2161,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 700),
-    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1087),
+    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1092),
 }
 
 
