@@ -155,14 +155,13 @@ def as_numpy(variable):
 
 
 def error(actual, expected):
-    """Return the largest max|a - b| / max|b| over pairs of arrays a and b.
-
-    The error of equal arrays is 0, even if they are 0.
-    """
-
-    def relative(a, b):
-        a, b = (as_numpy(each).astype("float64") for each in (a, b))
-        difference = np.max(np.abs(a - b))
-        return difference / np.max(np.abs(b)) if difference else 0.0
-
-    return max(relative(a, b) for a, b in zip(actual, expected, strict=True))
+    """Return the largest max|a - b| / max|b| over pairs of arrays a and b."""
+    return max(
+        np.max(
+            np.abs(
+                as_numpy(a).astype("float64") - as_numpy(b).astype("float64")
+            )
+        )
+        / np.max(np.abs(as_numpy(b).astype("float64")))
+        for a, b in zip(actual, expected, strict=True)
+    )
