@@ -3,9 +3,9 @@
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
 as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So CPUs
 gather and sum by all-to-all: a gather takes one round, and a sum takes two. The
-number of bytes stays the same. From `FEWEST_IN_LEVELS` replicas on, there would
-be too many messages. These replicas gather in two levels: first within a group
-of neighbors, then with one replica of every other group.
+number of bytes stays the same. With `FEWEST_IN_LEVELS` or more replicas, this
+would take too many messages. So these replicas gather in two levels: first
+within a group of neighbors, then with one replica of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
 replica records its progress, which `watchdog.py` compares.
@@ -54,8 +54,8 @@ def levels(everyone: Group, rank: int) -> list[Group]:
 
     Fewer than `FEWEST_IN_LEVELS` replicas, or a prime number of replicas,
     gather in one group. Otherwise, a replica gathers in two groups. The size of
-    the first group is the largest divisor of the number of replicas that is not
-    above the square root of this number.
+    the first group is the largest divisor of N, the number of replicas, that is
+    at most sqrt(N).
 
     Args:
         everyone: All replicas.

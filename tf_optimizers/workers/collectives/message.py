@@ -99,11 +99,11 @@ def unpack(
 
 
 def layout(content: Content) -> int:
-    """Return a checksum of a message's dtypes and shapes, at least 1.
+    """Return a checksum, at least 1, of a message's dtypes and shapes.
 
-    Numbers of rows may differ between replicas, and are left out. Replicas
-    exchange messages only if their checksums are equal. Otherwise, a replica
-    would read bits as values of another dtype or shape.
+    Numbers of rows are left out, since they may differ between replicas.
+    Replicas exchange messages only if their checksums are equal. Otherwise, a
+    replica would read bits as values of another dtype or shape.
     """
     described = [
         [(e.code, e.values.shape[0], e.size) for e in content.entries],
@@ -129,8 +129,8 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sum the values of equal rows, so that no row occurs twice.
 
-    Rows keep the order of their first appearance. The sums are identical to the
-    bit on all replicas.
+    Rows keep the order of their first appearance. The sums are bit-identical on
+    all replicas.
     """
     rows, places = tf.unique(slices.indices)
     dtype = slices.values.dtype
@@ -160,9 +160,9 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
 
 # The cost of a round, in bytes. A network of 1 Gbit/s carries this many bytes
 # in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
-# The constant decides whether values are gathered or summed. The network is not
-# measured, since a wrong decision costs little: at most twice these bytes, or
-# two rounds.
+# The constant decides between an all-gather and an all-reduce. The network is
+# not measured, since a wrong decision costs little: at most twice these bytes,
+# or two rounds.
 ROUND_BYTES = 1 << 17
 
 
@@ -170,8 +170,8 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Return whether to gather values of one dtype, and to sum them locally.
 
     A gather sends the values N - 1 times, but saves the two rounds of a
-    separate sum. On CPUs, both ways add by `tf.add_n`, so the sums are
-    identical to the bit.
+    separate all-reduce. On CPUs, both add by `tf.add_n`, so the sums are
+    bit-identical.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:
@@ -181,7 +181,7 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
 
 
 def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Join the elements of tensors of one dtype and known shapes."""
+    """Concatenate tensors of one dtype and known shapes to a vector."""
     return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
 
 

@@ -1,31 +1,31 @@
-"""Gives collectives fixed keys, and tracks the progress of a replica.
+"""Gives collectives fixed instance keys, and tracks each replica's progress.
 
-Workers find each other in a collective by the collective's number, its
-"instance key". TensorFlow itself numbers collectives consecutively, and asks
-the first worker about every new key. This request takes a round trip before
-anything is exchanged, and leaves a record that is never deleted. Here, the key
-depends only on the collective's kind, dtype, number of elements and layout.
-TensorFlow requires collectives with the same key to have the same kind, dtype
-and number of elements. The key does not depend on the number of traces, which
-may differ between workers.
+TensorFlow matches the collectives of different workers by a number, the
+instance key. By default, it numbers collectives consecutively, and asks the
+first worker about every new key. The request takes a round trip before anything
+is exchanged, and leaves a record that is never deleted. Here, the key depends
+only on the collective's kind, dtype, number of elements and layout, so the same
+keys are used in every step. The key does not depend on how often a worker has
+traced a function, which may differ between workers. TensorFlow requires that
+collectives with the same key have the same kind, dtype and number of elements.
 
-Keys may repeat, within a step and in later steps. The ordering token makes a
+Using a key again is safe, even within a step. The ordering token makes a
 replica run its collectives one after another, and all workers run them in the
 same order. A collective ends only when all values that it sends have been read,
-and all values that it receives have arrived. So a worker that is ahead finds no
-partner under its key, and waits.
+and all values that it receives have arrived. So a worker that is ahead of the
+others finds no partner under its key, and waits.
 
-Because keys repeat in every step, a worker that continues after a failed step
-would exchange values with other workers in the wrong collective, undetected. So
-each replica records whether it is in a collective, and whether it is in a run
-of a step. If a collective or a run has not ended when the next one begins, the
-replica has failed. The state changes as follows:
+After a failed step, however, a worker that continued would exchange values in
+the wrong collective, and no error would show this. So each replica records
+whether it is in a collective, and whether it is in a run of a step. If a
+collective or a run has not ended when the next one begins, the replica has
+failed. Each event (row) changes the state (column) as follows:
 
               idle    in a collective    in a run    in both
     enter     run     failed             failed      failed
-    begin     coll.   failed             coll.       failed
-    end               idle                           run
-    leave                                idle
+    begin     coll.   failed             both        failed
+    end       failed  idle               failed      run
+    leave     failed  failed             idle        failed
 
 The variable that holds this state is also the ordering token, so each change of
 state is ordered among the collectives.
@@ -49,8 +49,8 @@ DTYPES = (
 )
 
 # A key has 31 bits. The upper 5 bits hold the group, and the lower 26 bits
-# depend on the number of elements. Keys without a group belong to TensorFlow,
-# which counts from 100.
+# depend on the number of elements. Group 0 is left to TensorFlow's own keys,
+# which count up from 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
@@ -94,32 +94,32 @@ def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return a key under which no other replica runs a collective."""
+    """Return a key that no other replica uses, so that a collective waits."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 
-_IDLE, _ALONE, _RUN, _IN_RUN, _FAILED = range(5)
+_IDLE, _COLLECTIVE, _RUN, _BOTH, _FAILED = range(5)
 
 # The next state after each event, by the current state.
 _ENTER = (_RUN, _FAILED, _FAILED, _FAILED, _FAILED)
-_BEGIN = (_ALONE, _FAILED, _IN_RUN, _FAILED, _FAILED)
+_BEGIN = (_COLLECTIVE, _FAILED, _BOTH, _FAILED, _FAILED)
 _END = (_FAILED, _IDLE, _FAILED, _RUN, _FAILED)
 _LEAVE = (_FAILED, _FAILED, _IDLE, _FAILED, _FAILED)
 
 
 def has_failed(progress: Sequence[int]) -> bool:
-    """Return whether a step began before the previous step had ended."""
+    """Return whether a step or collective began before another had ended."""
     return progress[-1] == _FAILED
 
 
 def is_in_run(progress: Sequence[int]) -> bool:
-    """Return whether a step has begun and has not ended."""
-    return progress[-1] in (_RUN, _IN_RUN)
+    """Return whether a run of a step has begun and has not ended."""
+    return progress[-1] in (_RUN, _BOTH)
 
 
 def is_waiting(progress: Sequence[int]) -> bool:
     """Return whether a collective has begun and has not ended."""
-    return progress[-1] in (_ALONE, _IN_RUN)
+    return progress[-1] in (_COLLECTIVE, _BOTH)
 
 
 def failure(place: str) -> str:
@@ -139,7 +139,7 @@ class Progress:
     Args:
         device: The replica's device.
         is_guarded: Whether replicas of other processes take part. If not, all
-            replicas fail together, and states need not be tracked.
+            replicas fail together, and the state need not be tracked.
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:
