@@ -56,7 +56,7 @@ def check_cluster(resolver: Any) -> Any:
 def check_in_time(resolver: Any) -> None:
     """Raise if TensorFlow has already started without this cluster.
 
-    A process cannot join a cluster later, or change the cluster.
+    After that, a process can neither join a cluster nor change to another one.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -79,12 +79,12 @@ def check_in_time(resolver: Any) -> None:
 
 
 def restore_sigterm() -> None:
-    """Restore Python's handler of SIGTERM, which ends the process by default.
+    """Restore the SIGTERM handler that TensorFlow's server has replaced.
 
-    A server of TensorFlow (2.21) treats the signal as a notice that the machine
-    will be shut down, and only records this notice. Forked processes inherit
-    the server's handler. So SIGTERM would not end a worker that waits in a
-    collective, or the worker's children.
+    The server (TensorFlow 2.21) treats SIGTERM as a notice that the machine
+    will be shut down, and only records the notice. Forked processes inherit its
+    handler. So SIGTERM would not end a worker that waits in a collective, or
+    the worker's children.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
@@ -180,10 +180,10 @@ def _malformed(rule: str, received: Any) -> ValueError:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all workers, by name."""
+    """Return the package versions that all workers must share, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
-    # Leave out Python's patch version, since patch releases only fix errors.
+    # Leave out Python's patch version, since patch releases only fix bugs.
     return {
         "tf_optimizers": package.__version__,
         "tensorflow": tf.__version__,

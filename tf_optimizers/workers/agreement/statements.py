@@ -2,8 +2,7 @@
 
 Workers with different graphs would wait for each other forever, in different
 collectives. So workers first compare their settings, through TensorFlow's
-coordination service. The service needs no collective, and notices a dead
-worker.
+coordination service. The service needs no collective, and detects dead workers.
 """
 
 import contextlib
@@ -61,7 +60,7 @@ def gather_statements(
 
     Raises:
         RuntimeError: If a worker makes no statement in time, or makes a
-            statement about another subject; or if called in the context
+            statement about another subject; or if called within
             `acting_alone`.
         tf.errors.OpError: If a worker has died.
     """
@@ -130,7 +129,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
         if serial:  # All workers have read the notes of the previous call.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    # Write and read in parallel, so that both take one round trip.
+    # Write and read in parallel, so that the two take one round trip together.
     finish_writing = _start_to_write(f"{prefix}/{worker}", note)
     answer = wait_for("all workers", "all", 0, until)
     finish_writing()

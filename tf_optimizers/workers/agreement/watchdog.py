@@ -4,11 +4,11 @@
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
 Both workers have begun their third collective. The two collectives differ, so
-neither will end. A stalled worker publishes its position in the coordination
-service, and reads the position of its neighbor. If any positions differ, at
-least one worker differs from its neighbor, and detects the difference. The
-watchdog also ends a collective that has waited for longer than the strategy's
-`timeout_seconds`.
+neither will end. A stalled worker publishes its position, the number and the
+kind of its last collective, in the key-value store of the coordination service,
+and reads the next worker's position. If any two positions differ, some worker
+differs from the next one, and detects the difference. The watchdog also ends a
+collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 
 import json
@@ -143,8 +143,8 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            # Do not wait forever: the thread may write to the store. A write
-            # has no timeout, and blocks once worker 0, the host, is gone.
+            # Do not wait forever: the thread may be writing to the store. A
+            # write has no timeout, and blocks once worker 0, its host, is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
