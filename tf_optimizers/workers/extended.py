@@ -202,9 +202,9 @@ class SparseExtended(VariablesExtended):
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
-        """Exchange notes on a batch; return the stacked notes of all replicas.
+        """Gather notes on a batch; return the notes of all replicas, stacked.
 
-        Every replica of this worker sends `note`. The exchange uses the main
+        Every replica of this worker sends `note`. The gather uses the main
         channel, since the step waits for the notes.
         """
         return self.gather_copies(
@@ -214,7 +214,7 @@ class SparseExtended(VariablesExtended):
     def gather_copies(
         self, channel: Any, copies: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Exchange a small tensor per replica; return all tensors, stacked.
+        """Gather a small tensor from each replica; return all of them, stacked.
 
         Args:
             channel: The channel for the exchange.
@@ -242,7 +242,7 @@ class SparseExtended(VariablesExtended):
     def check_step_ended(self) -> None:
         """Record a failure if a step has begun but has not ended.
 
-        Call this method between steps. A step that has not ended by then has
+        Call this method between steps: a step that has not ended by then has
         failed.
         """
         if any(map(is_in_run, self.channel.progress())):
@@ -291,10 +291,9 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """A function that returns a `GatherLater` for notes of a shape.
+        """A cached function from a note's shape to the `GatherLater` for it.
 
-        A `GatherLater` exchanges notes while the next steps run. For the same
-        shape, the function returns the same object.
+        A `GatherLater` exchanges notes while the next steps run.
         """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)
@@ -302,7 +301,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def current(self) -> Current:
-        """The channel that the current thread uses, if not the main channel."""
+        """The thread-local channel that replaces the main channel, if set."""
         return Current()
 
     @property

@@ -288,9 +288,9 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Reduce every value of a nest over replicas, and along `axis`.
 
-        Unlike TensorFlow's method, this method accepts the values of Keras 3:
-        nests, and scalars with an axis. The axis is ignored for scalars, and
-        for results of metrics that a model's step returns.
+        Unlike TensorFlow's method, this method accepts all values that Keras 3
+        passes: nests, and scalars together with an axis. The axis is ignored
+        for scalars, and for results of metrics that a model's step returns.
 
         TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.
@@ -311,8 +311,8 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        # Keras passes an axis with everything that a step returns, including
-        # the results of metrics, which may be arrays.
+        # Keras passes an axis with every output of a step, including results of
+        # metrics, which may be arrays.
         reduced = self._scalars.reduce(reduce_op, value)
         if reduced is not None:
             return reduced

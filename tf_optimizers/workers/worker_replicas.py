@@ -31,7 +31,7 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 
-# The largest size of a message. Larger messages would take longer, since the
+# The largest size of a message. Larger messages would be slower, since the
 # operating system clears their memory each time. Smaller messages would take
 # more round trips.
 MESSAGE_BYTES = 1 << 24
@@ -86,7 +86,7 @@ class WorkerReplicas(ReplicaGroup):
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Join the rows of all replicas, which have equal numbers of rows."""
+        """Concatenate the rows of all replicas, equally many from each."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
@@ -179,7 +179,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context that raises if code in it needs other workers.
+        """Return a context in which code that needs other workers raises.
 
         Args:
             name: The call that this worker makes alone, for the error message.

@@ -1,7 +1,7 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
-Processes exchange texts through the service's key-value store. Unlike a
-collective, the store is not part of a graph, and reads have a timeout.
+Processes exchange texts through the service's key-value store. Unlike
+collectives, the store needs no graph, and its reads have a timeout.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 
 
 def has_tensorflow_started() -> bool:
-    """Return whether TensorFlow has started.
+    """Return whether TensorFlow has initialized its devices.
 
     A strategy that is created later cannot configure collectives, and
     TensorFlow's own error gives no advice.

@@ -1,6 +1,7 @@
 """Imports private names of TensorFlow for `tf_optimizers.workers`.
 
-The imports are in a separate module, so that optimizers do not need them.
+This module is separate from `tf_optimizers._compat`, so that optimizers do not
+import these names.
 """
 
 # ruff: noqa: F401

@@ -26,7 +26,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """Let a function sum each loss from `add_loss`, in this context.
+    """Replace the function that sums each loss from `add_loss`, in a context.
 
     Args:
         model: The model that computes its loss.
@@ -62,8 +62,8 @@ def mark_steps(
 ) -> None:
     """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
-    A `ModelStep` refers to the model. A step alone may not refer to it: for
-    example, a lambda, or a function that a decorator returns.
+    A `ModelStep` holds the model. A step alone need not: for example, a lambda,
+    or a function that a decorator returns.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
@@ -137,8 +137,8 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return the name of a step's attribute: "train_step" or "test_step".
 
-    If neither attribute of the model holds the step, as for the step of a base
-    class, the function's name decides.
+    If neither attribute of the model holds the step, the function's name
+    decides. For example, the step may be the method of a base class.
 
     Args:
         model: The model.
