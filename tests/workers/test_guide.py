@@ -104,7 +104,7 @@ def test_assigned_state_is_common_when_read(results):
     """One worker may save state alone if it is already common."""
     first, second = (result["assigned"] for result in results)
     assert first == second
-    assert first["asked"] == ["the end of an epoch", "the saving of a model"]
+    assert first["asked"] == ["the end of an epoch", "a save of the model"]
     model = state.center()
     state.fit(model, epochs=1)
     loss, _, center = first["measured"]

@@ -1,9 +1,9 @@
 """Averages the state that steps assign without an optimizer.
 
 Layers and steps compute such state from the rows of their replica: for example,
-moving statistics, centers or codebooks. Within an epoch, each replica has its
-own values. Before the model is evaluated or saved, all replicas get the mean of
-these values.
+moving statistics, cluster centers or codebooks. Within an epoch, each replica
+has its own values. Before the model is evaluated or saved, all replicas get the
+mean of these values.
 
     in an epoch              at its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
@@ -37,14 +37,14 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _HINT = (
-    "Save, evaluate and predict on every worker: these calls average variables "
-    "that steps assign, such as statistics of layers, over all replicas."
+    "Save, evaluate and predict on every worker: these calls average, over all "
+    "replicas, the variables that steps assign, such as moving statistics."
 )
 
 
 @functools.cache
 def watch_state() -> None:
-    """From now on, average state over replicas before Keras reads the state."""
+    """Make Keras average state over replicas before reading it, permanently."""
     insert_callback(
         AverageState, lambda model: _state_of_model(model) is not None
     )
@@ -86,7 +86,7 @@ def _make_common_to_save(model: keras.Model) -> None:
     state = _state_of_model(model)
     # Workers cannot exchange values while a function is traced.
     if state is not None and tf.executing_eagerly():
-        state.make_common(model, "the saving of a model")
+        state.make_common(model, "a save of the model")
 
 
 class _Assigned(NamedTuple):
@@ -111,13 +111,13 @@ class CommonState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
-        # The result of `_progress` when all replicas last had the same value,
-        # by id of the variable.
+        # By id of a variable: the result of `_progress` when all replicas last
+        # had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that the step being traced assigns a variable."""
+        """Record that the current step assigns a variable."""
         if variable.aggregation != "none":
             return  # TensorFlow itself reduces the value over replicas.
         known = self._assigned.get(id(variable))
@@ -135,9 +135,9 @@ class CommonState:
     def make_common(self, model: keras.Model, subject: str) -> None:
         """Set a model's state to the mean over all replicas.
 
-        Every worker must call this method. If no step has run since all
+        Every worker must call this method. But if no step has run since all
         replicas last had the same state, the method exchanges nothing, and a
-        single worker may call the method.
+        single worker may call it.
 
         Args:
             model: The model.
@@ -181,9 +181,9 @@ class CommonState:
     def _progress(self) -> Any:
         """Return a value that changes when a step runs."""
         extended = self._strategy.extended
-        # With one worker, steps are not counted. A new object differs from all
-        # earlier objects, so replicas are always compared. The comparison is
-        # cheap on one worker.
+        # With one worker, steps are not counted, so return a new object, which
+        # differs from all earlier ones. Then replicas are always compared,
+        # which is cheap on one worker.
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:

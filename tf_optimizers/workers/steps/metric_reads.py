@@ -19,7 +19,7 @@ from tf_optimizers.workers.agreement.statements import (
     gather_statements,
 )
 
-_SUBJECT = "the reading of a variable"
+_SUBJECT = "a read of a variable"
 _SAVING = (
     "Saving reads this variable, which is a sum over workers. Save on every "
     "worker, each to its own path, or use `tfo.callbacks.BackupAndRestore`."
@@ -56,9 +56,9 @@ class MetricReader:
     def watch(self, model: keras.Model) -> None:
         """From now on, read all metrics of a model together.
 
-        Variables of metrics that were created outside of the strategy's scope
-        are moved into the strategy. Otherwise, they would count only this
-        worker's rows.
+        Metrics' variables that were created outside of the strategy's scope are
+        moved into the strategy. Otherwise, they would count only this worker's
+        rows.
         """
         bring_in(self._strategy, model.metrics_variables)
         self._models[model] = None
@@ -121,7 +121,7 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum the variables that have the dtype of `variable` over replicas."""
+        """Sum over replicas all `variables` of the same dtype as `variable`."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = reduce_together(
             self._strategy, reducing(self._strategy, "SUM"), variables

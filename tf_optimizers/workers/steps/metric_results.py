@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.share import replica
 
-# Steps do not sum the variables of a metric if they take more bytes than this.
+# If a metric's variables take more bytes than this, steps do not sum them.
 _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Wrap a metric's `result` to record its tensors in `replica.results`.
 
-    A record is (name, tensor, metric, place among the tensors). The metric is
-    None if its results must not be computed again.
+    A record is (name, tensor, metric, index of the tensor in the result). The
+    metric is None if its results must not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -29,7 +29,7 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # Copy variables: the strategy would return a variable, not its value.
+        # Copy variables: the strategy would return the variable, not its value.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
@@ -49,9 +49,9 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 
 def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Return whether an output is a metric's result, as a Python number.
+    """Return whether an output is a metric's result, as a Python float.
 
-    Before Keras 3.15, Keras's own steps convert results in eager mode.
+    In eager mode, the steps of Keras before 3.15 convert results to floats.
     """
     return (
         isinstance(output, float)

@@ -62,7 +62,7 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class Steps:
-    """Finds the steps of Keras models among the functions of `strategy.run`.
+    """Finds steps of Keras models among the functions passed to `strategy.run`.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -100,8 +100,8 @@ class Steps:
         """Return the step to run in place of a function, and its arguments.
 
         The step is None if the function is not the step of a model, or if there
-        is one replica. Otherwise, the arguments are split among replicas,
-        unless they are split already.
+        is only one replica. Otherwise, the returned arguments are split among
+        replicas.
         """
         found = step_of(function)
         is_alone = self._strategy.num_replicas_in_sync == 1
@@ -138,8 +138,8 @@ class Step:
         function: Called with a replica's part of a batch.
         kind: "train_step", "test_step" or "predict_step".
         as_returned: Called with the replica's weight and an output, for each
-            output that is not the result of a metric. Returns the output that
-            the replica returns instead.
+            output that is not the result of a metric. Returns the value that
+            the replica returns in place of the output.
         model: The model, whose metrics and added losses are combined; None for
             predictions.
         rows: The numbers of rows of all replicas, or None if unknown.
@@ -271,17 +271,17 @@ class Step:
     ) -> set[int]:
         """Return the indices of outputs that have an element for each row.
 
-        If the number of rows is fixed, an array of the same length is
-        ambiguous: two elements from a replica with two rows may also be the
-        means of two columns. So this method traces the step with one more row,
-        without running it.
+        If the number of rows is fixed, the length of an array does not decide
+        this: a replica with two rows may return one element per row, or the
+        means of two columns. So this method also traces the step with one more
+        row, without running it, and compares the lengths.
 
         Args:
             run: Runs a step on all replicas.
             args: The arguments of this step, with every replica's part.
 
         Raises:
-            ValueError: If an array is still ambiguous.
+            ValueError: If the lengths do not decide this either.
         """
         rows, of_rows = self._fixed_rows, set()
         as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
@@ -301,11 +301,11 @@ class Step:
                 raise ValueError(
                     f"An array that `{self._kind}` returns must have an "
                     "element for each row, or the same length for any number "
-                    f"of rows. Received: `{name or 'an array'}`, shape {shape} "
-                    f"if a replica has {rows} rows, and "
-                    f"{problem or f'shape {found}'} if a replica has "
-                    f"{rows + 1} rows. Return a number or the result of a "
-                    "metric, or use a different global batch size."
+                    f"of rows. Received: `{name or 'an array'}` of shape "
+                    f"{shape} for {rows} rows per replica, and "
+                    f"{problem or f'shape {found}'} for {rows + 1} rows. "
+                    "Return a number or the result of a metric, or use a "
+                    "different global batch size."
                 ) from problem
             if length == rows + 1:
                 of_rows.add(i)
@@ -319,7 +319,7 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Combine arrays and metric results over all replicas.
+        """Combine the replicas' arrays and metric results.
 
         Args:
             strategy: The strategy. Call this method in cross-replica context.

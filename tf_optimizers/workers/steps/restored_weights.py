@@ -2,7 +2,7 @@
 
 Sharpness-aware steps add e to the weights, take gradients there, and subtract
 e again. Since e depends on a replica's rows, the rounding error of w + e - e
-differs between replicas, and so would the weights from then on. So each replica
+differs between replicas, and their weights would drift apart. So each replica
 restores w exactly.
 
     the step assigns        w + e         w + e - e

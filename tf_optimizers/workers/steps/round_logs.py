@@ -21,7 +21,7 @@ _NEVER = tf.int32.max  # The age of values before the first reduction.
 
 
 class _Kept:
-    """The values that a step last reduced, and the number of steps since then.
+    """The result of the last reduction, and the number of steps since then.
 
     Args:
         like: A tensor with the shape and dtype of the values.
@@ -37,8 +37,8 @@ class _Kept:
             self.age = plain_variable(_NEVER, trainable=False)
 
 
-# The `_Kept` of each model's steps. A traced function does not keep its
-# variables alive, so each step's graph refers to its `_Kept`.
+# The `_Kept` objects of each model's steps. A traced function does not keep its
+# variables alive, so each step's graph holds a reference to its `_Kept`.
 _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
     weakref.WeakKeyDictionary()
 )
@@ -46,7 +46,7 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 
 @functools.cache
 def reduce_in_first_steps() -> None:
-    """From now on, make the first step of each epoch reduce its logs."""
+    """Make the first step of each epoch reduce its logs, permanently."""
     insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
@@ -137,8 +137,8 @@ class Reduction:
             kept.age.assign(0)
             return tf.identity(result)
 
-        # If a step does not use the optimizer, the round never ends. So values
-        # are also reduced after as many batches as a round has.
+        # If steps do not use the optimizer, a round never ends. So values are
+        # also reduced once their age reaches the number of batches in a round.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
             return tf.cond(current.ends | is_old, exchange, repeat)

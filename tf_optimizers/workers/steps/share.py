@@ -123,7 +123,7 @@ class Loop:
 
         Args:
             rows: The number of rows on the replica, which identifies the batch.
-                If several batches have this number, the first batch counts.
+                If several batches have this number, the first one is used.
 
         Returns:
             A pair of int32 scalars, or None if the batch is unknown in this
@@ -190,10 +190,10 @@ def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
 
 
 def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
-    """Return a prediction, available only if it has an element for each row.
+    """Return a prediction; raise unless it has an element for each row.
 
-    Replicas predict for different rows, and their predictions are joined. So
-    the order of other elements would depend on the number of replicas.
+    Replicas predict for different rows, and their predictions are concatenated.
+    So the order of other elements would depend on the number of replicas.
 
     Args:
         name: The name of the prediction, or None.
@@ -214,7 +214,7 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     )
     hint = (
         "If a row has k predictions, reshape them to [rows, k, ...]. Compute "
-        "values of all rows from the result of `predict`."
+        "values that depend on all rows from the result of `predict`."
     )
     if found is None:
         raise ValueError(f"{rule}, which is a scalar. {hint}")
@@ -232,10 +232,10 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
 
 
 def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
-    """Return a replica's part of a batch; empty it if no replica has rows.
+    """Return a replica's part of a batch, without rows if the batch is empty.
 
-    The part of an empty batch holds only a padding row. A single process would
-    get the empty batch.
+    The part of an empty batch holds a padding row, but a single process would
+    get no rows.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):

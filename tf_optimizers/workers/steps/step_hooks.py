@@ -1,6 +1,6 @@
 """Weights the gradients and metrics of a model's step by the replica's rows.
 
-A step computes from the replica's rows as one process would. Before an
+A step computes its loss from the replica's rows as one process would. Before an
 optimizer sums gradients over replicas, each replica multiplies its gradients by
 its share: its rows / the rows of all replicas. The share is also the weight of
 a number that updates a `Mean`, since the number stands for all rows of the
@@ -40,8 +40,8 @@ def apply(
 ) -> Any:
     """Multiply gradients by the replica's share, and apply the optimizer.
 
-    A wrapper, such as a `LossScaleOptimizer`, passes these gradients to its
-    inner optimizer. The inner optimizer does not multiply them again.
+    A wrapper, such as a `LossScaleOptimizer`, passes the multiplied gradients
+    to its inner optimizer, which does not multiply them again.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -118,8 +118,8 @@ def _check_in_run(strategy: Any) -> None:
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
     """Raise if variables to update were made outside of the strategy's scope.
 
-    Several replicas would share such a variable, and wait for each other to
-    update the variable. With one replica, TensorFlow's error does not name the
+    Several replicas would share such a variable, and each would wait for the
+    others to update it. With one replica, TensorFlow's error does not name the
     remedy.
     """
     outside = made_outside(strategy, variables)
@@ -221,7 +221,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
 
 
 def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
-    """Make the integers of a metric's variable add up to a value.
+    """Divide an integer among replicas, so that a metric's variable sums to it.
 
     Outside of a replica, TensorFlow assigns `value` / replicas to each replica,
     and drops the remainder.

@@ -42,7 +42,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """From now on, weight Keras's losses by rows under our strategy."""
+    """Make Keras weight losses by rows under our strategy, permanently."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -76,7 +76,8 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Sum a loss from `add_loss`; see `summing_added_losses`.
 
-    A sum over the replica's rows counts as one process's sum over all rows.
+    If the loss has an element per row, divide the sum by the replica's share,
+    so that all replicas together have the gradient of the sum over all rows.
     """
     total, share = original(loss), replica.share
     if share is None or loss.shape.rank == 0:
@@ -141,8 +142,8 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # A scalar loss is a mean that the user has taken. Keras would sum these
-        # means over replicas.
+        # A scalar loss is a mean that the user has computed. Keras would sum
+        # the replicas' means.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
         return loss * _cast(share.inverse, loss) if share else loss
@@ -173,7 +174,7 @@ def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
 def _fraction(divisor: tf.Tensor) -> tf.Tensor:
     """Return this replica's fraction of the sum of all replicas' divisors."""
     if tf.executing_eagerly():
-        _check_alone()
+        _check_one_device()
     if replica.share is not None:
         divisor = tf.where(replica.share.has_rows, divisor, 0.0)
     total = tf.distribute.get_replica_context().all_reduce(
@@ -240,12 +241,13 @@ def _synchronized(
 
 
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Return the same values, but multiply their gradients by a factor.
+    """Return `values` unchanged; multiply their gradients by `factor`.
 
-    Through synchronized statistics, a replica receives gradients from all
-    replicas. In the user's own step, the receiver multiplies all its gradients
-    by its share before an optimizer gets them. So `_moments` multiplies these
-    gradients by the sender's share, and divides them by the receiver's share.
+    The gradients of synchronized statistics flow to all replicas. There, a
+    user's own step multiplies them by the share of the replica that receives
+    them. But they must be weighted by the share of the replica that sends them.
+    So `_moments` multiplies them by the sender's share, and divides them by the
+    receiver's share.
     """
 
     @tf.custom_gradient
@@ -255,8 +257,8 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return same(values)
 
 
-def _check_alone() -> None:
-    """Raise if a worker with several devices runs a step eagerly.
+def _check_one_device() -> None:
+    """Raise, in an eager step, if the worker has several devices.
 
     In eager mode, the worker's replicas take turns. While a replica waits for a
     sum, another replica runs, and replaces the `losses` of the model's layers.
@@ -275,7 +277,7 @@ def _replicas() -> int:
 
 
 def _is_replica_of_ours() -> bool:
-    """Return whether one of several replicas of our strategy runs the code."""
+    """Return whether the caller is one of several replicas of our strategy."""
     strategy = tf.distribute.get_strategy()
     return (
         is_ours(strategy)
