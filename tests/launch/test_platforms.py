@@ -144,7 +144,7 @@ BAD = [
         "must be workerpool0 and workerpool1",
     ),
     (without(SAGEMAKER, "SM_HOSTS"), None, "`SM_HOSTS` must be set"),
-    (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, None, "that holds `SM_CURRENT"),
+    (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, None, "that contains `SM_CUR"),
     (without(TRAIN_JOB, "PET_NNODES"), None, "`PET_NNODES` must be set"),
     (TRAIN_JOB | {"PET_MASTER_ADDR": "10.0.0.1"}, None, "must be NAME-0.SUB"),
     ({"JOB_COMPLETION_INDEX": "0"}, None, "`--machines` must be given"),

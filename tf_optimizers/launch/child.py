@@ -26,8 +26,8 @@ def guard() -> None:
 
     Stdin is a pipe, the lifeline. Every worker first writes `+pid` to the pipe,
     then closes its end. The launcher writes `-pid` once that worker's group has
-    ended, because the system may then give the number to another process. Stdin
-    ends once the launcher has ended and every worker has closed the pipe.
+    ended, since the system may then reuse the pid. Stdin ends once the launcher
+    has ended and every worker has closed the pipe.
     """
     groups: set[int] = set()
     for line in sys.stdin.buffer:
@@ -37,7 +37,7 @@ def guard() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # The group has ended; another user may have its number.
+            continue  # The group has ended; another user may have its pid.
 
 
 def work(
@@ -73,7 +73,7 @@ def work(
 
 
 def run_in_new_python(command: list[str]) -> NoReturn:
-    """Run the command in a new Python, which replaces this one."""
+    """Replace this process with a new Python that runs the command."""
     os.execv(sys.executable, [sys.executable, "-u", *command])
 
 
@@ -83,10 +83,10 @@ def import_libraries() -> bool:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # If the command needs the library, it fails, too.
+    except Exception:  # A command that needs the library fails, too.
         return False
     # If Keras has loaded another backend, the command can still choose
-    # TensorFlow, but only in a new Python.
+    # TensorFlow, but only in a new process.
     return backend == "tensorflow"
 
 
@@ -117,8 +117,8 @@ def run_script(path: str) -> None:
     """Run a script as Python does: `sys.argv[0]` as given, `__file__` absolute.
 
     `runpy.run_path` would make the two equal. It would also remove `__main__`
-    at the script's end, when the script's threads and exit handlers may still
-    need this module.
+    when the script ends, although its threads and exit handlers may still need
+    this module.
     """
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(path)

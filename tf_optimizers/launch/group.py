@@ -33,7 +33,7 @@ class Events:
             self._requests.append(signal.SIGHUP)
 
     def __enter__(self) -> "Events":
-        """Catch signals until `__exit__`, so that each signal ends `wait`."""
+        """Catch signals until `__exit__`, so that each signal wakes `wait`."""
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._receiver, False)
         os.set_blocking(self._sender, False)
@@ -57,7 +57,7 @@ class Events:
 
     def wake(self) -> None:
         """Make `wait` return. Any thread may call this method."""
-        with suppress(BlockingIOError):  # A full pipe also ends `wait`.
+        with suppress(BlockingIOError):  # A full pipe also wakes `wait`.
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
@@ -186,7 +186,7 @@ def launch(
 
 
 def pauses(first: float) -> Iterator[float]:
-    """Yield the pauses before restarts, which double up to a limit."""
+    """Yield the seconds before each restart, which double up to a limit."""
     pause = first
     while True:
         yield pause
@@ -196,9 +196,9 @@ def pauses(first: float) -> Iterator[float]:
 def reserve_addresses(host: str, count: int, stack: ExitStack) -> list[str]:
     """Return addresses that stay reserved until `stack` is closed.
 
-    While a socket is bound to a port, even without listening, the system gives
-    the port to no other program. TensorFlow's server can still listen on the
-    port, because both sockets set SO_REUSEADDR.
+    While a socket is bound to a port, even if it does not listen, the system
+    assigns the port to no other program. TensorFlow's server can still listen
+    on the port, because both sockets set SO_REUSEADDR.
     """
     found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     family, kind, protocol, _, any_port = found[0]
@@ -217,7 +217,7 @@ def environment(
 ) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
-    Connections between workers bypass an internet proxy (`http_proxy`). The
+    Connections between workers bypass any proxy (`http_proxy`). The
     `local` workers of this machine divide its cores, so that their threads do
     not compete. A fixed hash seed gives the elements of a set the same order on
     all workers, and after a restart.
@@ -252,8 +252,8 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until they end or a second request to end arrives.
 
-    Returns the reason why the workers were stopped, or None if all ended by
-    themselves.
+    Returns the reason why the workers were stopped, or None if all ended on
+    their own.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 CHUNK_BYTES = 1 << 16
-# Once a worker is gone, its output counts as complete after a pause of this
-# length, in milliseconds.
+# Once a worker is gone, its output counts as complete if nothing arrives for
+# this time, in milliseconds.
 PAUSE = 200
 # How long to wait until the launcher's own last line is written, in seconds.
 LAST_LINE = 2
 
 
 class Output:
-    """The launcher's stdout and stderr, which get whole lines of all workers.
+    """Writes whole lines of all workers to the launcher's stdout and stderr.
 
-    After a failed write, later lines for the same stream are read, but dropped.
+    After a failed write, later lines for the same stream are read and dropped.
     If they were not read, the workers would block in their next writes.
 
     Args:
@@ -92,7 +92,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Let the thread forward the output that is left, and end."""
+        """Let the thread forward the remaining output, and then end."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:

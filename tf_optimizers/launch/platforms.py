@@ -1,9 +1,9 @@
 """Finds the machines of a cluster in the variables of its scheduler.
 
 TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
-launcher, and none fits: `SlurmClusterResolver` needs a GPU and sorts node10
-before node2, `KubernetesClusterResolver` asks the API server for pods, and the
-resolver for SageMaker is not public (TensorFlow 2.21).
+launcher, and none is suitable: `SlurmClusterResolver` needs a GPU and sorts
+node10 before node2, `KubernetesClusterResolver` asks the API server for pods,
+and the resolver for SageMaker is not public (TensorFlow 2.21).
 """
 
 import itertools
@@ -183,7 +183,7 @@ def _from_sagemaker(
         index = hosts.index(host)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            "`SM_HOSTS` must be a JSON list that holds `SM_CURRENT_HOST`. "
+            "`SM_HOSTS` must be a JSON list that contains `SM_CURRENT_HOST`. "
             f"Received: SM_HOSTS={text!r}, SM_CURRENT_HOST={host!r}. Leave "
             "both as SageMaker sets them."
         ) from error

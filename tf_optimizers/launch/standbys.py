@@ -40,7 +40,7 @@ class Standbys:
     def plan(self, attempt: int) -> None:
         """Plan the start of the next attempt's workers.
 
-        Call this when `attempt` begins.
+        Call this method when `attempt` begins.
         """
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
@@ -53,7 +53,7 @@ class Standbys:
         return max(0.0, self._due - time.monotonic())
 
     def update(self) -> None:
-        """Start the standby workers if their delay is over."""
+        """Start the standby workers once their delay is over."""
         if self.seconds_left() != 0:
             return
         self._due = None
@@ -66,7 +66,7 @@ class Standbys:
             self._stack = stack.pop_all()
 
     def take(self, stack: ExitStack) -> list[Worker]:
-        """Let the standby workers begin, and return them.
+        """Let the standby workers run the command, and return them.
 
         Closing `stack` ends the workers. Returns an empty list if no workers
         stand by, or if one of them has ended.

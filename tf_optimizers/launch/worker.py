@@ -48,7 +48,7 @@ class Guard:
 
     def forget(self, group: int) -> None:
         """Tell the guard that a worker's process group has ended."""
-        # If someone has killed the guard, the run goes on.
+        # If the guard has been killed, the run goes on without it.
         with suppress(BrokenPipeError):
             os.write(self.lifeline, b"-%d\n" % group)
 
@@ -89,8 +89,8 @@ class Worker:
     ) -> None:
         """Start a process that runs `child.work`.
 
-        If this method fails halfway, `end` still cleans up. A standby worker
-        waits for `begin`.
+        If this method fails partway, `end` still cleans up. A standby worker
+        waits for a call of `begin`.
         """
         lifeline = self._guard.lifeline
         mode = "stand-by" if stands_by else "work"
