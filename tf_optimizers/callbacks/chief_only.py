@@ -131,7 +131,7 @@ def _keeping_generators() -> Iterator[None]:
     shuffled later would have another order on the chief.
 
     Use this context only before `fit` reads the first batch. Later, threads
-    that load data also draw random numbers, and would draw the same ones again.
+    that load data also draw random numbers, and would draw them a second time.
     """
     states = random.getstate(), np.random.get_state()
     try:

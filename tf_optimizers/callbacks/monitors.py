@@ -33,10 +33,10 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 class Monitor(keras.callbacks.Callback):
-    """Measures one step in `every`, and adds the figures to the logs of `fit`.
+    """Measures every `every`-th step, and adds the results to `fit`'s logs.
 
-    The progress bar and the history show the figures until the next
-    measurement. With a `log_dir`, TensorBoard shows the figures and more
+    The progress bar and the history show the results until the next
+    measurement. With a `log_dir`, TensorBoard shows the results and more
     details, by optimizer step. All workers measure the same steps, and the
     first worker writes to TensorBoard.
 
@@ -64,7 +64,8 @@ class Monitor(keras.callbacks.Callback):
         """The model's first optimizer that the monitor can measure.
 
         If there is no such optimizer, this is the model's first optimizer, or
-        None. A `LossScaleOptimizer` is skipped, but its inner optimizer is not.
+        None without any. A `LossScaleOptimizer` is skipped, but not its inner
+        optimizer.
         """
         found = [
             each
@@ -79,7 +80,7 @@ class Monitor(keras.callbacks.Callback):
         return None
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the figures for the logs and the details for TensorBoard."""
+        """Return values for the logs, and more values for TensorBoard."""
         raise NotImplementedError
 
     def compute(self, before: Any) -> Any:
@@ -139,13 +140,13 @@ class Monitor(keras.callbacks.Callback):
         self._end_step(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Add the latest figures to the history."""
+        """Add the latest results to the history."""
         # With local steps of `SparseLoCo`, a measurement may end only here,
         # after replicas have synchronized their weights.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
-        """End a pending measurement if possible; add the figures to `logs`."""
+        """End a pending measurement if possible; add the results to `logs`."""
         pending = self._pending
         if pending and self._can_measure() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
@@ -320,7 +321,7 @@ class CompressionMonitor(Monitor):
     def after_step(
         self, before: tuple[int, float, dict[int, tf.Tensor]]
     ) -> tuple[dict, dict]:
-        """Return the figures for the logs, and no details."""
+        """Return the values for the logs, and nothing more for TensorBoard."""
         start, rate, copies = before
         # Weights with sparse gradients count as compressed before the first
         # step, but not after it.
@@ -340,7 +341,7 @@ class CompressionMonitor(Monitor):
         return figures, {}
 
     def _factor(self) -> float:
-        """Return the factor that turns a sent entry into a weight's change."""
+        """Return the factor from a sent entry to the change of its weight."""
         if isinstance(self.optimizer, SparseLoCo):
             return self.optimizer.outer_learning_rate
         if self.optimizer.rate_in_momentum:
@@ -351,7 +352,7 @@ class CompressionMonitor(Monitor):
         """Return the sums of |v|, of v^2, and of |change of a weight|.
 
         Here v is an entry of a residual, and the sums include all replicas.
-        `weights` are the weights before the change.
+        `weights` holds the weights before the measured step.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:
@@ -427,7 +428,7 @@ class TrustRatioMonitor(Monitor):
         return self._weights()
 
     def after_step(self, before: list[tf.Tensor]) -> tuple[dict, dict]:
-        """Return summaries for the logs, and figures of each variable."""
+        """Return summaries for the logs, and the values of each variable."""
         variables = unique_paths(stepped_variables(self.optimizer))
         rows = self._measure(before).numpy()
         names = ("trust_ratio", "weight_norm", "update_norm")

@@ -53,7 +53,7 @@ class Archive:
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise if a worker cannot write files, or see other workers' files."""
+        """Raise unless workers can write files, and see each other's files."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -197,19 +197,19 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups; on failure, only warn, since the run is over."""
+        """Delete all backups. If this fails, only warn: the run is complete."""
         try:
             self._folder.keep([])
         except OSError as error:
             warnings.warn(
-                "When a run ends, its backups must be deletable. Received: "
-                f"{error}. Delete the backups in {str(self._folder.path)!r} "
-                "before you start the run again.",
+                "`fit` must be able to delete its backups when it ends. "
+                f"Received: {error}. Delete the backups in "
+                f"{str(self._folder.path)!r} before you start the run again.",
                 stacklevel=3,
             )
 
     def _has_other_writer(self) -> bool:
-        """Return whether another process has made backups of this run."""
+        """Return whether another process has added backups to this run."""
         known = self._known
         return known is not None and not known.issuperset(
             self._folder.generations()
@@ -238,9 +238,9 @@ class Archive:
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
-        """Check a backup's description, and the files this worker must check.
+        """Check a backup's description, and this worker's share of its files.
 
-        Each worker checks some of the files, so that all are checked once.
+        The workers divide the files, so that each file is checked once.
         """
         parts = self._folder.content(generation)["parts"]
         for part in range(self._group.worker, len(parts), self._group.workers):

@@ -1,7 +1,7 @@
 """Checks the arguments of `BackupAndRestore`, and the state of a run.
 
-Functions with an argument `group` exchange messages. All workers must call
-these functions in the same order, and get the same results.
+Functions with an argument `group` exchange messages between workers. All
+workers must call them in the same order, and get the same results.
 """
 
 import os
@@ -115,7 +115,7 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if no epoch is left, or the length of epochs has changed.
+    """Yield warnings if no epoch is left, or if epochs have another length.
 
     Args:
         content: The content of the backup.

@@ -38,8 +38,8 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# The number of `fit` calls of this process that have ended and deleted their
-# backups, by folder. A restarted script reaches the same numbers.
+# By folder: the number of `fit` calls of this process that have ended and
+# deleted their backups. A restarted script reaches the same numbers.
 _ENDED: Counter[str] = Counter()
 
 
@@ -56,7 +56,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     and the number of replicas on each worker are the same as before, every
     replica gets its own state back. The run then continues bit for bit as if it
     had not been interrupted. To resume in the middle of an epoch, `fit` draws
-    and drops the batches that the run has already seen.
+    and skips the batches that the run has already seen.
 
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
@@ -90,7 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     Callbacks run in the order of their list. Put callbacks that change the
     model at the end of an epoch, such as `ReduceLROnPlateau`, before
     `BackupAndRestore`, and `SwapEMAWeights` after it. `fit` calls the other
-    callbacks for dropped batches, too.
+    callbacks for skipped batches, too.
 
     Random numbers of Keras's layers and of `keras.random`, seeded or not,
     continue where they stopped. Random numbers of `tf.random`, NumPy and Python
@@ -182,8 +182,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         for name in build_optimizers(model):
             raise ValueError(
                 "All optimizers of a model must be built to be restored. "
-                f"Received: `{name}` of {model.name} is not built. Before "
-                f"`fit`, call `model.{name}.build(variables)` in the "
+                f"Received: `{name}` of {model.name}, which is not built. "
+                f"Before `fit`, call `model.{name}.build(variables)` in the "
                 "strategy's scope, with the variables that the optimizer "
                 "updates."
             )
@@ -210,7 +210,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Resume in the middle of the epoch, if the backup was made there."""
+        """Skip the batches before the backup, if it was made in this epoch."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
@@ -270,10 +270,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
-            # An execution is `steps_per_execution` batches, but the last of an
-            # epoch may be shorter. If the length of the epoch was unknown, the
-            # backup counted the last execution as full. So a few batches may
-            # remain to be skipped.
+            # An execution is `steps_per_execution` batches, but an epoch's last
+            # execution may be shorter. If the length of the epoch was unknown,
+            # the backup has counted the last execution as full. So a few
+            # batches may remain to be skipped.
             if skip.remaining >= self.model.steps_per_execution:
                 # No batch was new: the last backup is still up to date.
                 if not self.model.stop_training:
@@ -328,14 +328,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
         # If the backup was made after the last epoch of this `fit`, it is from
-        # a longer run. Then this `fit` makes no step, and keeps the backup.
+        # a longer run. Then this `fit` takes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
         """Restore the state again once the resumed epoch has begun.
 
-        After `fit` began, callbacks may have changed the state, for example the
+        Callbacks may have changed it since `fit` began, for example the
         learning rate.
         """
         self._archive.restore(content, "lasting")

@@ -30,8 +30,9 @@ from tf_optimizers.replicas import as_bytes
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# If an array is stored without its rows of zeros, the name with this suffix
-# stands for another array: the range of the stored rows, [first, end].
+# If an array is stored without rows of zeros at its start and end, a second
+# array holds the range of the stored rows: [first, end], without the row `end`.
+# The name of the second array has this suffix.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -165,12 +166,12 @@ class Folder:
     def _name_of(self, generation: int) -> str:
         """Return the name of a backup's run.
 
-        Returns the name of this run if the backup is damaged.
+        If the backup is damaged, return the name of this run.
         """
         try:
             return self.content(generation)["name"]
         except (OSError, DamagedError):
-            return self.name  # Otherwise no run would report the damage.
+            return self.name  # Otherwise, no run would report the damage.
 
     def _part(self, generation: int, worker: int) -> Path:
         return self.path / f"{generation:08}.worker-{worker}.npz"
@@ -220,8 +221,8 @@ def _sync(descriptor: int) -> None:
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """Return an array's bytes, without rows of zeros at its start and end.
 
-    If `ShardedState` shards a variable, the rows of other workers read as
-    zeros.
+    If `ShardedState` shards a variable, this worker's copy has zeros in the
+    rows of other workers.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:

@@ -1,17 +1,17 @@
-"""Lets all workers agree on a last step after one of them got SIGTERM.
+"""Makes all workers stop after the same step once one has received SIGTERM.
 
     worker 0    step 10    step 11             │ back up, exit
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
 
 All workers count the points where a run can stop: after a step, an epoch, or a
 batch of validation. Once a second, a thread of each worker checks whether any
-worker got SIGTERM. If so, each thread publishes the next point that its worker
-will reach, and all workers stop at the latest of these points. Until the latest
-point is known, each worker waits at the next point that it reaches. Steps send
-no messages.
+worker has received SIGTERM. If so, each thread publishes the next point that
+its worker will reach, and all workers stop at the latest of these points. Until
+the latest point is known, each worker waits at the next point that it reaches.
+Steps send no messages for this.
 
 TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
-used here: it must call each step itself, instead of `fit`, and it saves a
+used here: it must call each step itself, in place of `fit`, and it saves a
 `tf.train.Checkpoint`, which lacks each replica's own state.
 """
 
@@ -52,13 +52,13 @@ class Preemption:
             in the same order.
 
     Attributes:
-        is_asked: Whether this worker got SIGTERM.
+        is_asked: Whether this worker has received SIGTERM.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # Do not count runs of a single worker: other workers do not have them.
+        # Do not number runs of a single worker, which other workers lack.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -90,8 +90,8 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls signal handlers only between steps, but writes the
-            # signals to this pipe immediately.
+            # Python calls signal handlers only between steps, but it writes the
+            # signals' numbers to this pipe immediately.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
             )
@@ -185,7 +185,7 @@ class Preemption:
         except tf.errors.OpError:  # Another worker is gone.
             if self.is_asked:
                 # The main thread may be waiting for the worker that is gone. A
-                # backup would need all workers.
+                # backup would need all workers, so exit without one.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -193,7 +193,7 @@ class Preemption:
             self._decided.set()
 
     def _listen(self) -> None:
-        """Wait for a signal, or until it is time to check other workers."""
+        """Wait for a signal, but no longer than `_LOOKING_SECONDS`."""
         poll = select.poll()  # `select.select` needs descriptors below 1024.
         poll.register(self._receiver, select.POLLIN)
         if poll.poll(1000 * _LOOKING_SECONDS):
@@ -254,7 +254,7 @@ def _end_at_exit() -> None:
         _running.end(is_leaving=True)
 
 
-# Without this, a forked child that gets SIGTERM would write to the pipe of this
-# process, and so end the run.
+# Without this, a forked child that receives SIGTERM would write to the pipe of
+# this process, and so end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

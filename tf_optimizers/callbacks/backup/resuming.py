@@ -168,7 +168,7 @@ class Skip:
 
 
 def check_executions(steps: int, seen: int) -> None:
-    """Raise if a backup was made partway through `steps` batches."""
+    """Raise if a backup was made within an execution of `steps` batches."""
     if seen % steps:
         raise ValueError(
             "`steps_per_execution` must divide the number of batches between "

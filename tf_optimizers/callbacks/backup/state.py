@@ -243,7 +243,7 @@ def redistribute(
 
 
 def _description(variable: keras.Variable) -> list[Any]:
-    """Return a variable's dtype, shape and path, and its `meaning` if any."""
+    """Return a variable's dtype, shape, path and, if it has one, `meaning`."""
     meaning = getattr(variable, "meaning", None)
     what = [variable.dtype, list(variable.shape), variable.path]
     return [*what, meaning] if meaning else what
