@@ -2,7 +2,7 @@
 
     mkdocs build && python tools/check_site.py site
 
-MkDocs checks the links of pages. This checks the HTML: links, images and
+MkDocs checks the links of pages. This tool checks the HTML: links, images and
 anchors, linked files of the repository, and text that should have become a
 list, a table, a title or code.
 """
@@ -17,8 +17,8 @@ from urllib.parse import unquote, urldefrag
 
 import home
 
-# Marks that Markdown has not understood, and a label inside a paragraph, such
-# as "State: ", that docstring_markdown.py does not know.
+# Markup that Markdown has left as text, and a label inside a paragraph, such as
+# "State: ", that docstring_markdown.py does not know.
 LEFTOVER = re.compile(
     r":::|```|\*\*|\]\(|>>> |^\s*[-*|] |\.\n[A-Z]\w+( [a-z]+){0,2}: ", re.M
 )
@@ -73,7 +73,7 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
-        """Add to the title or the paragraph."""
+        """Add text to the current title or paragraph."""
         is_code = any(tag in CODE for tag in self._open)
         if "article" not in self._open or not data.strip():
             return

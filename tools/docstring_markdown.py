@@ -3,7 +3,7 @@
 Docstrings are written for `help()`: formulas are indented, and lines such as
 "State:" or "Differs from Keras:" begin a new paragraph. Markdown and Griffe's
 Google parser would turn formulas into quotes or sections, and would join such
-lines to the text before. Arguments stay as they are.
+lines to the preceding text. Sections of arguments stay as they are.
 """
 
 import ast

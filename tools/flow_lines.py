@@ -1,23 +1,23 @@
-"""Counts the lines of code that one has to read to follow a gradient.
+"""Counts the lines of code that a reader needs to follow a gradient.
 
     python tools/flow_lines.py [ROOT]
 
 The numbered lines of a flow in docs/architecture.md name functions. To
-understand a step, one reads these functions, and everything in the package that
-they call, recursively:
+understand a step, a reader needs these functions, and everything in the package
+that they use, recursively:
 
 - a name that the function's module defines or imports: the function, the
   constant, or the attributes and `__init__` of the class;
 - `self.name`, `optimizer.name` and `super().name`: the method of the class, or
   of its nearest base class that has this method. In a base class of the flow's
   optimizer, the search begins at the optimizer;
-- `other.name(...)`, or `other.name` where that is a property: the methods of
-  this name in all classes that the function's module, or a constant in it,
-  names.
+- `other.name(...)`, or `other.name` if this is a property: the methods of this
+  name in all classes that the function's module, or a constant in it, names.
 
-Functions of `_compat` and `checks` count, but not the functions that they call:
-they stand for TensorFlow, Keras and errors. Functions that are passed as
-arguments count only if the flow names them, since only a run would show them.
+Functions of `_compat` and `checks` count, but not the functions that they call,
+since these modules stand for TensorFlow, Keras and errors. Functions that are
+passed as arguments count only if the flow names them, since the code does not
+show which functions these are.
 
 Docstrings, comments, imports and blank lines do not count, and no line counts
 twice.

@@ -1,9 +1,9 @@
 """Adapts README.md to PyPI, which shows only this page: `home.py v0.2.0`.
 
-Relative links become absolute, to one tag of the repository, and the package is
-installed by its name. The release workflow runs this before it builds.
+Relative links become absolute links to a tag of the repository, and the package
+is installed by its name. The release workflow runs this before it builds.
 
-`Source` in setup.cfg says where the repository is.
+`Source` in setup.cfg is the address of the repository.
 """
 
 import configparser

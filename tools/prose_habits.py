@@ -4,7 +4,7 @@
 
 Prints a table: a row for each habit, a column for docs, docstrings, comments
 and strings. With `--list`, also prints every place of one habit. A count need
-not be 0: "what" may begin a question, and a room may be a room.
+not be 0: for example, "what" may begin a question.
 """
 
 import argparse
