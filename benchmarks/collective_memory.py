@@ -4,8 +4,8 @@
 
 TensorFlow keeps a record of every collective with a new instance key. Each
 contender trains a small model in separate processes on loopback. The resident
-memory is the first worker's. Its growth is the slope of a line that is fitted
-to the measurements, without the first fifth, in which buffers are allocated.
+memory is the first worker's. Its growth is the slope of a line through the
+measurements after the first fifth, in which buffers are allocated.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def resident_bytes() -> int:
 
 
 def work(contender: str, steps: int, path: pathlib.Path) -> None:
-    """Train as one worker; the first worker writes its memory after steps."""
+    """Train as one worker; the first worker writes its memory over the run."""
     kind, optimizer = CONTENDERS[contender]
     strategy = kind()
     is_first = strategy.cluster_resolver.task_id == 0

@@ -2,7 +2,8 @@
 
     python benchmarks/cost_model.py [--round-trip 20]
 
-A step is computation, as measured without an exchange, and
+The time of a step is that of its computation, as measured without an exchange,
+plus
 
     message x messages + (round + round trip) x rounds
         + bytes / (share of the link's speed) + handling x bytes

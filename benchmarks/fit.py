@@ -69,7 +69,7 @@ def make_model(
 
 
 class Clock(keras.callbacks.Callback):
-    """The time from the end of one step to the end of the next, in ms."""
+    """Records the time from the end of one step to the next one's, in ms."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -182,7 +182,7 @@ class Training:
 
 
 def means(times: list[float], every: int) -> list[float]:
-    """Return the means of groups of `every` times; drop a shorter rest."""
+    """Return the means of groups of `every` times; drop an incomplete group."""
     rounds = len(times) // every * every
     return np.reshape(times[:rounds], [-1, every]).mean(1).tolist()
 

@@ -168,20 +168,21 @@ BEST = partial(
     value_dtype=ROUNDS_VALUE_DTYPE,
     step_ahead=STEP_AHEAD,
 )
-# How far a round of two workers steps ahead, with two seeds.
+# Candidates that differ in `step_ahead`, for two workers and two seeds.
 AHEAD = (
     *(Candidate(every, step_ahead=0.5) for every in ROUNDS),
     Candidate(8, OUTER_LEARNING_RATE, step_ahead=0.5),
     *(BEST(8, step_ahead=ahead) for ahead in (0.125, 0.5, 1.0)),
 )
-# More bytes and fewer bytes, with one seed.
+# Candidates that send more or fewer bytes, for one seed.
 COMPARED = (
     Candidate(30, OUTER_LEARNING_RATE, fewer=500),
     Candidate(30, OUTER_LEARNING_RATE, fewer=2000),
     Candidate(8, OUTER_LEARNING_RATE, fewer=250),
 )
-# In long runs of two workers; on the text, also the others, with three seeds.
+# Compared in long runs of two workers.
 FEWEST = BEST(8, fewer=5000)
+# Also compared on the text, with three seeds.
 LONG_COMPARED = (
     BEST(30, fewer=5000),
     BEST(30, step_ahead=0.0),
@@ -190,7 +191,7 @@ LONG_COMPARED = (
 
 
 class Model(NamedTuple):
-    """A task, a network, how many workers share a batch, and the steps."""
+    """A task with its network, and the numbers of workers and steps."""
 
     task: Task
     workers: int = 2
@@ -333,7 +334,7 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
 
 
 def compare_long(bench: Bench, name: str, seeds: int) -> None:
-    """Train the best schedule in long runs, and what it is compared with."""
+    """Train the best schedule, and those to compare it with, in long runs."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
         tried = [BEST(8)]

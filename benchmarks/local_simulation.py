@@ -1,8 +1,9 @@
 """Simulates workers that take local steps of AdamW, in one process.
 
-It computes what `tfo.SparseLoCo(keras.optimizers.AdamW(...), sync_every=...)`
-does on several workers, to rounding, in a fraction of the time: the steps of a
-round are one graph, which all settings share. A test compares the two.
+Up to rounding, it computes the same weights as several workers with
+`tfo.SparseLoCo(keras.optimizers.AdamW(...), sync_every=...)`, in a fraction of
+the time: the steps of a round are one graph, which all settings share. A test
+compares the two.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@
 There is one replica, and no exchange. A step of `DGCMomentum` clips,
 accumulates, selects 0.1 %, masks the selected entries, and subtracts them from
 the weights. `SparseLoCo` first steps with its inner optimizer, and selects from
-the movement. All contenders take turns in one process, as in step_time.py, with
-the same yardstick.
+the change of the weights. All contenders take turns in one process, as in
+step_time.py, with the same yardstick.
 """
 
 import warnings

@@ -6,8 +6,9 @@
 See study.py. Variants with several local steps have neither warm-up nor
 cool-down. With H steps per exchange, they send H thousandths of the entries, as
 many per step as 99.9 % does; plain averaging and DiLoCo send all entries. In
-the long run, DiLoCo's outer momentum multiplies movements by OUTER_RATE / (1 -
-OUTER_MOMENTUM), so it is also trained at fractions of the rate.
+the long run, DiLoCo's outer momentum multiplies pseudo-gradients by
+OUTER_RATE / (1 - OUTER_MOMENTUM), so it is also trained at fractions of the
+rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ TUNING_SEEDS = (10_001,)
 SEEDS = 5
 FEW_STEPS_RATES = [2.0**k for k in range(-12, -5)]
 DECAYS = (1.0, 0.9, 0.7, 0.5, 0.0)
-# Learning rates, and residual decays besides the decay of `for_steps`.
+# Learning rates, and residual decays to compare with that of `for_steps`.
 SHORT_RUNS = {
     MORE_STEPS: ([2.0**k for k in range(-10, -6)], (1.0, 0.9, 0.8, 0.5)),
     "digits in 256 steps": ([2.0**k for k in range(-11, -6)], (1.0, 0.9)),
@@ -73,9 +74,9 @@ class Multiple(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class DiLoCo(tfo.SparseLoCo):
-    """Averages movements over workers, and applies Nesterov's momentum.
+    """Averages pseudo-gradients, and applies Nesterov's momentum to the mean.
 
-    For the mean movement d of a variable w over all workers:
+    For the mean pseudo-gradient d of a variable w over all workers:
 
         m <- OUTER_MOMENTUM m + d
         w <- w - OUTER_RATE (OUTER_MOMENTUM m + d)

@@ -1,10 +1,10 @@
-"""What does a monitor cost that measures one step in 50?
+"""What does a monitor cost if it measures one step in 50?
 
     python benchmarks/monitors.py [--epochs 5]
 
 The cost is the time that `fit` spends in a monitor's methods, relative to the
-time that it spends on everything else, in one process. The first epoch, which
-compiles, does not count.
+time that it spends on everything else, in one process. The first epoch is left
+out, since it compiles.
 """
 
 import os

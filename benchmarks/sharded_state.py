@@ -7,10 +7,10 @@ gradients, in separate processes, one contender after another: on 1, 2 and 4
 workers joined by loopback, and on 2 and 4 logical devices of one process, under
 `MirroredStrategy`. Times are the first worker's. The state is that of the
 fullest replica, by `memory_summary()`. Resident memory is the growth of the
-first worker, with all its devices. It is measured twice: when the optimizer is
-built, it grows by the state; after two steps, it has also grown by all other
-memory that steps need, which TensorFlow keeps. Bytes are the kernel's count of
-the bytes that a worker's TCP sockets send in a step.
+first worker, with all its devices. It is measured twice: once the optimizer is
+built, which adds the state, and after two steps, which add all other memory
+that steps need, since TensorFlow keeps this memory. Bytes are the kernel's
+count of the bytes that a worker's TCP sockets send in a step.
 
 If PyTorch is installed (`pip install torch`), its `ZeroRedundancyOptimizer` is
 measured, too; see zero_redundancy.py.
@@ -55,7 +55,7 @@ OPTIMIZERS = {
 
 
 class Layout(NamedTuple):
-    """The numbers of workers, and of devices of each."""
+    """The number of workers, and the number of devices per worker."""
 
     workers: int
     devices: int  # Per worker.

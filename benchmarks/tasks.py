@@ -1,7 +1,7 @@
 """Three learning tasks on data that need no download, and their training.
 
 digits: scikit-learn's 1,797 images of handwritten digits, by a convolutional
-    net, or in few steps by the demo's dense net.
+    net or, in short runs, by the demo's dense net.
 text: the English of Python's own manual (`pydoc_data.topics`), by a transformer
     that predicts the next character.
 code: the Python sources of the standard library, by the same transformer.

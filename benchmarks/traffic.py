@@ -28,7 +28,7 @@ class Exchange(NamedTuple):
 
 
 def dense(size: int, at_once: bool = False) -> Exchange:
-    """Return the exchange that sums dense tensors, with values of some bytes.
+    """Return the exchange that sums dense tensors of `size` bytes per value.
 
     The tensors are summed by TensorFlow's ring or, with `at_once`, as our
     strategy sums them: each worker sums a part, and sends the sum to all.
