@@ -267,7 +267,7 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
         model = classifier()
         model.compile("sgd", "sparse_categorical_crossentropy")
     data = ours.experimental_distribute_dataset(batches(X, Y))
-    with pytest.raises(ValueError, match="weights as the third part"):
+    with pytest.raises(ValueError, match="weights as the third element"):
         model.fit(data, class_weight={0: 2.0}, shuffle=False)
 
 

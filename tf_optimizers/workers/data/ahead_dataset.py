@@ -18,9 +18,9 @@ from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
-# If a worker's only replica runs on the CPU, batches need no copy to a device.
-# An iterator that copies batches takes twice as long to create and to use. The
-# strategy's methods reject these options, so `look_ahead` sets them.
+# If a worker's only replica runs on the CPU, batches need not be copied to a
+# device. An iterator that copies batches takes twice as long to create and to
+# use. The strategy's methods reject these options, so `look_ahead` sets them.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=(
@@ -89,7 +89,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
             "`class_weight` and `map` need data that are not distributed yet. "
             "Received: a distributed dataset. Pass the `tf.data.Dataset` "
             "itself to `fit`, which distributes it; or yield batches with "
-            "weights as the third part."
+            "weights as the third element."
         )
 
     def _iterate(self, datasets: Any) -> AheadIterator:
@@ -182,6 +182,6 @@ def _stop_autotuning_on_devices(iterator: Any) -> None:
     (worker,) = iterator._iterators
     made = worker._iterator
     for i, each in enumerate(getattr(made, "_device_iterators", ())):
-        # Nothing was drawn yet, so a new iterator loses nothing.
+        # No element has been drawn yet, so a new iterator loses none.
         with tf.device(made._devices[i]):
             made._device_iterators[i] = iter(_without_autotuning(each._dataset))

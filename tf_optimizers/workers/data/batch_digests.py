@@ -1,6 +1,6 @@
 """Compares the batches that workers draw, by digests of samples.
 
-Each replica writes a note on its part of a batch, an int32 vector:
+Each replica describes its part of a batch in a note, an int32 vector:
 
     has_part, rows, comparison, is_informative[8], digest[8]
 
@@ -11,9 +11,8 @@ one of the 8 "slots" of the note. The digest is computed from a sample of
 bounded size. Each batch has a different sample.
 
 With random augmentation, the images of a batch differ between workers although
-the rows are the same. In this case, equal labels show that the rows are the
-same, if the labels are informative. Labels are informative if they differ
-between rows of the batch.
+the rows are the same. Then equal labels show that the rows are the same, if the
+labels are informative: if they differ between rows of the batch.
 """
 
 import enum
@@ -30,16 +29,16 @@ SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
 _FACTOR = 40_503_001  # Odd, so that products depend on all bits of a number.
-# The largest accepted number of consecutive undecided batches (see `summarize`)
-# if no slot was ever equal and informative.
+# The most consecutive undecided batches (see `summarize`) that are accepted if
+# no slot was ever equal and informative.
 _PATIENCE = 64
 
 
 class Comparison(enum.IntEnum):
     """The content of batches that must be the same on all workers."""
 
-    NOT = 0  # Nothing, since each worker has its own data.
-    SOME = 1  # The choice of rows. Random augmentation may differ.
+    NOTHING = 0  # Each worker has its own data.
+    ROWS = 1  # The choice of rows. Random augmentation may differ.
     ALL = 2  # All components of a batch.
 
 
@@ -66,8 +65,8 @@ BY_HAND = (
 )
 _ENDED = "the end of the data"
 _HINT = (
-    "Workers may shuffle, filter or augment by different random numbers. Or "
-    "one worker alone may have looked at a batch, or may have drawn a random "
+    "Workers may shuffle, filter or augment with different random numbers. Or "
+    "a single worker may have looked at a batch, or may have drawn a random "
     "number from Python or NumPy, for example in a callback. Set the same seed "
     "and draw the same numbers on all workers, or use a separate generator. If "
     "each worker should have its own data, set "
@@ -102,18 +101,21 @@ def note(
 
 
 def end(comparison: Comparison, has_total: bool = False) -> list[int]:
-    """Return the note of a replica whose data have ended."""
+    """Return the note of a replica whose data have ended.
+
+    With `has_total`, the note has one more element, for the total of rows.
+    """
     return [0, 0, int(comparison), *[0] * (2 * _SLOTS + has_total)]
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: 8 flags (1 for informative slots), and 8 digests.
+    """Return an int32 [16]: 8 flags (1 if a slot is informative), 8 digests.
 
     Args:
         batch: A nest of tensors of any kind.
         number: The number of the batch, an int64 scalar.
     """
-    # Use few ops: every step waits for them, and `fit` waits for their tracing.
+    # Use few ops: every step waits for them, and tracing them delays `fit`.
     prints = [
         [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
         for tensors in map(_tensors, tf.nest.flatten(batch))
@@ -203,17 +205,17 @@ def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
 
 
 def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Summarize the notes of all replicas on a batch.
+    """Compare the notes of all replicas on a batch; return their summary.
 
     Args:
         notes: The notes of all replicas, int32 [replicas, 19].
         before: The summary of the previous batch.
 
     Returns:
-        An int32 vector: the number of replicas that have a part, the total of
-        rows, and a `Verdict`. The next summary needs the other elements: the
-        number of consecutive undecided batches; and for each slot, whether the
-        slot was informative and equal on all workers in any batch so far.
+        An int32 [12]: the number of replicas that have a part; the number of
+        rows on all replicas; a `Verdict`; the number of consecutive undecided
+        batches up to this one; and 8 flags. The flag of a slot is 1 once the
+        slot has been informative and equal on all replicas in some batch.
     """
     count, rows = tf.unstack(tf.reduce_sum(notes[:, :2], 0))
     comparison = tf.reduce_min(notes[:, 2])
@@ -224,26 +226,27 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     agrees = is_used & same & tf.reduce_all(informative > 0, 0)
     differs = ~same
     is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
-    # A batch is undecided if, for example, its images differ, and its labels
-    # are equal but uninformative. An undecided batch is wrong in three cases:
+    # A batch is undecided if a slot differs, and no slot is both equal and
+    # informative: for example, if images differ, and all labels are 0. An
+    # undecided batch counts as different in three cases:
     # - A slot that differs was equal and informative before.
-    # - No slot is equal on all workers.
+    # - No slot is equal on all replicas.
     # - Too many consecutive batches were undecided, and no slot was ever equal
     #   and informative.
-    is_wrong = is_undecided & (
+    is_different = is_undecided & (
         tf.reduce_any(differs & was_informative)
         | ~tf.reduce_any(is_used & same)
         | (~tf.reduce_any(was_informative) & (before[3] >= _PATIENCE))
     )
-    is_wrong |= tf.reduce_any(differs) & (comparison == Comparison.ALL)
+    is_different |= tf.reduce_any(differs) & (comparison == Comparison.ALL)
     has_ended = (count > 0) & (count < tf.shape(notes)[0])
     verdict = tf.where(
-        comparison == Comparison.NOT,
+        comparison == Comparison.NOTHING,
         int(Verdict.SAME),
         tf.where(
             has_ended,
             int(Verdict.ENDED),
-            tf.where(is_wrong, int(Verdict.DIFFERENT), int(Verdict.SAME)),
+            tf.where(is_different, int(Verdict.DIFFERENT), int(Verdict.SAME)),
         ),
     )
     undecided = tf.where(is_undecided, before[3] + 1, 0)
@@ -252,9 +255,10 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 
 
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Summarize the notes on several batches; return the last summary.
+    """Summarize the notes on several batches, one after another.
 
-    If workers differ in an earlier batch, return the summary of that batch.
+    Return the summary of the first batch whose verdict is not `SAME` or, if
+    there is none, of the last batch.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no
@@ -273,7 +277,7 @@ def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 def summarize_own(
     note: tf.Tensor, replicas: int, before: tf.Tensor
 ) -> tf.Tensor:
-    """Return the summary of a batch without exchanging notes.
+    """Return the summary of a batch without an exchange of notes.
 
     The summary assumes that all workers have drawn the same batch.
 

@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# Keeps AutoGraph from converting a function, which takes longer than a run.
+# For functions that AutoGraph would take longer to convert than they run.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -39,7 +39,7 @@ def note_next(
     is_endless: bool = False,
     may_lack: bool = False,
 ) -> tf.data.Dataset:
-    """Return a dataset of parts, with notes on their batch and the next batch.
+    """Return a dataset of parts, with notes on this batch and the next batch.
 
     The dataset reads `replicas` parts ahead.
 
@@ -58,8 +58,8 @@ def note_next(
         note]. The notes are wrapped in an `Ending` if the last batch may lack a
         part.
     """
-    # Each mapped function takes time in tracing, in every new iterator and in
-    # every step. So there are only three mapped functions.
+    # Each mapped function costs time when it is traced, in every new iterator
+    # and in every step. So there are only three of them.
     spec: Any = None
 
     @_as_it_is

@@ -172,6 +172,6 @@ def _common_rows(batch: Any) -> Any:
 
 
 def counts_of_rows(batch: Any) -> list[Any]:
-    """Return the number of rows of each value in a batch, without scalars."""
+    """Return the number of rows of each value in a batch, ignoring scalars."""
     counts = map(rows_in, tf.nest.flatten(batch))
     return [rows for rows in counts if rows is not None]

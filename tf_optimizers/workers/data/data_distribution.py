@@ -136,7 +136,7 @@ def report_failure(strategy: Any) -> None:
 
     def report() -> None:
         with tf.init_scope():
-            note = tf.constant(batch_digests.end(Comparison.SOME))
+            note = tf.constant(batch_digests.end(Comparison.ROWS))
             extended.gather_notes(note)
 
     with contextlib.suppress(tf.errors.OpError):  # A worker may have died.
@@ -146,7 +146,7 @@ def report_failure(strategy: Any) -> None:
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
-    """Return a batch that is available once workers have compared the batch."""
+    """Return a batch that becomes available once workers have compared it."""
     tensors = list(filter(tf.is_tensor, tf.nest.flatten(batch)))
     size = len(tensors)
     with tf.device("CPU:0"):
@@ -158,14 +158,14 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         digests = batch_digests.with_form(digests, batch)
-        # Compare a few digests only: random augmentation may differ by worker.
-        rows, comparison = _rows_of_all(batch), Comparison.SOME
+        # Rows must be equal, but random augmentation may differ by worker.
+        rows, comparison = _rows_of_all(batch), Comparison.ROWS
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)
         )
         known = batch_digests.summarize(notes, before)
-        # An error leaves `seen` unchanged, so `seen` stays the same on all
-        # workers.
+        # If batches differ, leave `seen` unchanged, so that it stays equal on
+        # all workers.
         is_same = known[2] == batch_digests.Verdict.SAME
         following = tf.concat([known, number + 1], 0)
         seen[size].assign(tf.where(is_same, following, last))
@@ -193,8 +193,8 @@ def _places(extended: Any) -> range:
 def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
     """Return how to compare the batches that workers draw."""
     if not are_compared(strategy):
-        return Comparison.NOT
-    return Comparison.SOME if has_random_maps(dataset) else Comparison.ALL
+        return Comparison.NOTHING
+    return Comparison.ROWS if has_random_maps(dataset) else Comparison.ALL
 
 
 def distribute_from_function(
@@ -304,13 +304,13 @@ def with_notes(
         element = parts if isinstance(spec, tuple) else parts[0]
         # An element that is not a batch counts as one row on every replica.
         rows = (counts_of_rows(element) or [1])[0]
-        note = batch_digests.note(rows, Comparison.NOT, total=total)
+        note = batch_digests.note(rows, Comparison.NOTHING, total=total)
         return [(element, note)]
 
     return note_next(
         dataset,
         add_note,
         replicas,
-        batch_digests.end(Comparison.NOT, total is not None),
+        batch_digests.end(Comparison.NOTHING, total is not None),
         **options,
     )

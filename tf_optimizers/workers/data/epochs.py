@@ -74,8 +74,8 @@ class EpochStart:
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            # A shuffle has drawn too often to be counted. If its batches differ
-            # between workers, all workers get an error later.
+            # A shuffle has drawn too often to be counted. If batches differ
+            # between workers, all workers raise an error later.
             return iterator
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
@@ -92,8 +92,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # No shuffle can be set to 0 draws. Where this would be necessary, all
-        # workers skip the first order.
+        # No shuffle can be set to 0 draws. If one would have to be, all workers
+        # skip the first order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

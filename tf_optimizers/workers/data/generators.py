@@ -1,9 +1,9 @@
 """Draws from Python generators equally often on all workers.
 
 TensorFlow reads ahead, in threads. When Keras drops an iterator, for example at
-the end of `fit`, some workers have read further than other workers. The next
-iterator would then begin at different batches. So workers that are behind first
-draw batches until all workers have drawn the same number.
+the end of `fit`, some workers have read further than others. Their next
+iterators would then begin at different batches. So workers that are behind
+first draw batches until all workers have drawn the same number.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ _pending = _PendingGenerator()
 
 @functools.cache
 def watch_generators() -> None:
-    """Make Keras peek at generators by `peek_at_generator`, permanently."""
+    """Make Keras use `peek_at_generator` for generators, permanently."""
     hook("generator_data_adapter.peek_and_restore", peek_at_generator)
 
 

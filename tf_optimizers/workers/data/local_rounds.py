@@ -1,6 +1,6 @@
 """Finds the steps of `fit` that exchange values, for models with local steps.
 
-`SparseLoCo(sync_every=H)` makes rounds of H steps, and exchanges entries in the
+`SparseLoCo(sync_every=H)` takes rounds of H steps, and exchanges entries in the
 last step of each round. `fit` exchanges logs and notes on batches in the same
 step, so that no other step waits for the network:
 
@@ -27,16 +27,16 @@ from tf_optimizers.wrapped import (
 class _Training(threading.local):
     """Describes the training that `fit` runs in the current thread."""
 
-    optimizers: Sequence[Any] = ()  # The optimizers that make local steps.
+    optimizers: Sequence[Any] = ()  # The optimizers that take local steps.
 
 
 _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Return a train function in which `round_of_fit` finds the optimizers.
+    """Wrap a train function, so that `round_of_fit` knows the optimizers in it.
 
-    If an optimizer of the model makes no local steps, return `function` itself.
+    If an optimizer of the model takes no local steps, return `function` itself.
 
     Args:
         model: The model.

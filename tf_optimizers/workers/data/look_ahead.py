@@ -93,9 +93,9 @@ class AheadIterator(DistributedIterator):
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
-            # If the last step failed on this worker, the other workers still
-            # wait in that step. Record the failure before this worker waits for
-            # a batch.
+            # If the last step failed on this worker, the other workers are
+            # still waiting in that step. Record the failure before this worker
+            # waits for a batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
         # The notes may be wrapped in an `Ending`.
@@ -192,15 +192,15 @@ class AheadIterator(DistributedIterator):
         following: Sequence[tf.Tensor],
         current: LocalRound,
     ) -> tf.Tensor:
-        """Return the iterator's next summary, in a round of local steps.
+        """Return the summary of the next batch, in a round of local steps.
 
-        The returned vector also holds the notes that are still to be exchanged.
-        Workers exchange notes in the last step of a round, and in the step
-        before the data of a worker end.
+        Workers exchange notes in the last step of a round, and in the step on a
+        worker's last batch. In other steps, the summary comes from this
+        worker's notes, and is followed by the notes still to be exchanged.
 
         Args:
             known: The summary of this batch.
-            waiting: The notes of this round that were not exchanged yet.
+            waiting: The notes of this round that are not exchanged yet.
             following: The notes of this worker's replicas on the next batch.
             current: The round.
 
@@ -220,8 +220,8 @@ class AheadIterator(DistributedIterator):
         missing = current.batches - tf.shape(notes)[0]
 
         def exchange() -> tf.Tensor:
-            # Pad the notes to the length of a round. The padding stands for
-            # batches that no replica has.
+            # Pad the notes to the number of batches in a round. The padding
+            # stands for batches that no replica has.
             end = tf.pad(following[0][2:3], [[2, SIZE - 3]])
             ends = tf.tile(end[tf.newaxis, tf.newaxis], [missing, count, 1])
             filled = tf.ensure_shape(
@@ -235,9 +235,9 @@ class AheadIterator(DistributedIterator):
                 summary = extended.summarize_notes(
                     batch_digests.summarize_all, parts, known
                 )
-            # Raise the error now if there may be no next draw: a step may wait
-            # for a worker whose data have ended. Otherwise, the next draw
-            # raises the error, before the next step begins.
+            # Raise the error now if there may be no next draw, since a step may
+            # be waiting for a worker whose data have ended. Otherwise, the next
+            # draw raises the error, before the next step begins.
             is_last = (summary[2] == Verdict.ENDED) | (own[0] == 0)
             verdict = tf.where(is_last, summary[2], Verdict.SAME)
             check = batch_digests.check(tf.stack([0, 0, verdict]))
@@ -256,7 +256,7 @@ class AheadIterator(DistributedIterator):
         background.wait()
         if not tf.executing_eagerly() and not self.is_argument:
             # Later calls of the traced function will not wait here. So from now
-            # on, exchanges must not run in the background.
+            # on, exchanges must not run in the background thread.
             background.is_at_once = True
 
     @property
@@ -310,16 +310,16 @@ def _summarize_later(
     known: tf.Tensor,
     is_end: tf.Tensor,
 ) -> tf.Tensor:
-    """Start to send a round's notes; return the summary of earlier rounds.
+    """Start to exchange a round's notes; return the summary of earlier rounds.
 
     Args:
         gather: Gathers notes while the next steps run.
         parts: The notes of this worker's replicas.
         known: The summary so far.
-        is_end: Whether to wait for the notes of this round, and to include them
-            in the summary.
+        is_end: Whether this worker's data end. If so, wait for the notes of
+            this round, and include them in the summary.
     """
-    # If no notes have arrived, `take` returns zeros. Zeros stand for batches
+    # If no notes have been sent, `take` returns zeros, which stand for batches
     # that no replica has.
     before = batch_digests.summarize_all(gather.take(), known)
     with tf.control_dependencies([before]):
@@ -338,10 +338,10 @@ def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _or_abort(function: Callable[[], None]) -> None:
-    """Call a function; if it raises an error, end all collectives.
+    """Call a function; if it raises an error, abort all collectives.
 
-    Otherwise, a step in the main thread could wait for a worker whose data have
-    ended.
+    Without this, a step in the main thread could wait forever for a worker
+    whose data have ended.
     """
     try:
         function()

@@ -49,11 +49,11 @@ class _ShuffleSeed:
         self._of_arrays: tf.Variable | None = None
 
     def set(self, seed: int) -> None:
-        """Shuffle by a seed from now on.
+        """Derive the seeds of later shuffles from `seed`.
 
-        Arrays that `fit` is about to distribute also get this seed. Until then,
-        their seed may differ between workers: workers may call `fit` on
-        different lines, or one worker may have trained alone before.
+        Arrays that `fit` is about to distribute get `seed` itself, since their
+        seeds may differ between workers: workers may call `fit` on different
+        lines, or a single worker may have trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -70,8 +70,8 @@ class _ShuffleSeed:
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count the shuffles of each line of code separately, since one worker
-        # alone may shuffle other data on another line.
+        # Count the shuffles of each line of code separately, since a single
+        # worker may shuffle other data on another line.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"
@@ -113,7 +113,7 @@ _shuffle_seed = _ShuffleSeed()
 
 @functools.cache
 def _shuffle_in_one_order() -> None:
-    """Make TensorFlow and Keras shuffle by `_shuffle_seed`, permanently."""
+    """Make TensorFlow and Keras shuffle with `_shuffle_seed`, permanently."""
     replace_shuffles(_shuffle_seed.next, _shuffle_seed.shuffle_of_arrays)
 
 
@@ -141,7 +141,7 @@ def adopt_seeds(proposals: Sequence[Sequence[int]]) -> None:
 def align_generators(digests: Sequence[Sequence[int]]) -> None:
     """Reseed Python's and NumPy's generators if they differ between workers.
 
-    The user's code may shuffle data by these generators, for example in a
+    The user's code may shuffle data with these generators, for example in a
     `PyDataset`. If the user has seeded TensorFlow, nothing is reseeded.
 
     Args:
@@ -205,7 +205,7 @@ def agree_on_data(
         raise_together(
             "All workers must shuffle shared data in the same way. "
             f"Received: the seeds {_by_worker(shuffles)}. Set the same seeds "
-            "on every worker, for example by `keras.utils.set_random_seed` "
+            "on every worker, for example with `keras.utils.set_random_seed` "
             "before `keras.utils.image_dataset_from_directory`, and make the "
             "same datasets. Without a seed, `Dataset.shuffle` depends on the "
             "line that calls it: shuffle on the same line on all workers, not "

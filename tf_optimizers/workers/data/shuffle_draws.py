@@ -56,7 +56,7 @@ class _Probe:
 
 
 class ShuffleDraws:
-    """Counts how often a shuffle has drawn its seeds, and sets this number.
+    """Counts how often a shuffle has drawn its seeds, and can set this number.
 
     Attributes:
         seeds: The two seeds of the shuffle's generator.
@@ -162,7 +162,7 @@ def count_draws(
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
-    # A `tf.function` may keep only the variant, so the variant keeps the
+    # A `tf.function` may hold only the variant, so let the variant keep the
     # generator alive.
     variant.draws = dataset.draws = draws
     dataset._variant_tensor_attr = variant

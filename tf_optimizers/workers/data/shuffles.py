@@ -106,11 +106,11 @@ def replace_shuffles(
     choose_seed: Callable[[], int | None],
     choose_shuffle: Callable[[], Callable | None],
 ) -> None:
-    """Make TensorFlow and Keras shuffle by chosen seeds, permanently.
+    """Make TensorFlow and Keras shuffle with chosen seeds, permanently.
 
     Setting TensorFlow's global seed instead would have side effects: random
     numbers in `Dataset.map` would be the same in every epoch. Keras shuffles
-    arrays by these random numbers, so every epoch would have the same order.
+    arrays with these random numbers, so every epoch would have the same order.
 
     Args:
         choose_seed: Returns the seed for a `Dataset.shuffle` without a seed, or
