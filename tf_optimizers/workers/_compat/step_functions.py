@@ -26,7 +26,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """Replace the function that sums each loss from `add_loss`, in a context.
+    """Let the function `by` sum each loss from `add_loss`, in this context.
 
     Args:
         model: The model that computes its loss.

@@ -71,7 +71,7 @@ class Reduction:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        model: The model that makes the step.
+        model: The model whose step it is.
         current: The round of the step, or None if every step reduces values.
     """
 

@@ -109,7 +109,7 @@ def _check_in_run(strategy: Any) -> None:
     replicas = strategy.num_replicas_in_sync
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received a call outside of "
+            "`apply` must run in `strategy.run`. Received: a call outside of "
             "`strategy.run`. Pass the function that computes gradients and "
             "calls `apply` to `strategy.run`, or use `fit` or `train_on_batch`."
         )
