@@ -24,8 +24,8 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name[:3] == "on_"]
 class ChiefOnly(keras.callbacks.Callback):
     """Calls a callback on the chief (worker 0) only.
 
-    Wrap experiment trackers and progress bars. Without `ChiefOnly`, there would
-    be one run and one bar for every worker:
+    Without `ChiefOnly`, every worker would start its own run of an experiment
+    tracker, and show its own progress bar. So wrap these callbacks:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),

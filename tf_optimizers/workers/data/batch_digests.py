@@ -153,7 +153,7 @@ def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
-    """Return the tensors of a value; the tensor of its elements is first."""
+    """Return the tensors that make up a value, beginning with its elements."""
     if isinstance(value, tf.SparseTensor):
         return [value.values, value.indices, value.dense_shape]
     tensors = tf.nest.flatten(value, expand_composites=True)
@@ -194,13 +194,13 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether any rows of a slot (components of a batch) differ."""
+    """Return whether rows of the batch differ in any component of a slot."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
 
 def _digest(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return a uint8 [1, 8], the digest of a slot (components of a batch)."""
+    """Return the digest of all components of a slot, as uint8 [1, 8]."""
     return tf.fingerprint(tf.reshape(tf.concat(sum(slot, []), 0), [1, -1]))
 
 

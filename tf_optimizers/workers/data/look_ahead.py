@@ -43,10 +43,10 @@ class AheadIterator(DistributedIterator):
     with a step, workers gather the notes of all replicas on the next batch, and
     keep a summary of these notes in a variable.
 
-    Notes may also hold the number of rows of the whole batch. Then workers
-    gather notes only in the last step of a round (`local_rounds.py`). Until
-    then, each worker makes summaries from its own notes. The variable holds the
-    summary, followed by the notes of the round so far.
+    Notes may also hold the number of rows of the whole batch. Then, in a round
+    of local steps (`local_rounds.py`), workers gather notes only in the last
+    step. Until then, each worker computes summaries from its own notes, and the
+    variable holds the summary, followed by the notes of the round so far.
     """
 
     variable: Any  # This reference keeps the variable alive.

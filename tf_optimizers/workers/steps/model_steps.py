@@ -245,8 +245,8 @@ class Step:
     def noting_results(self) -> Iterator[None]:
         """Record, in this context, which tensors are results of metrics.
 
-        In this context, the model also sums losses from `add_loss` as one
-        process does.
+        Meanwhile, the model also sums losses from `add_loss` as one process
+        does.
         """
         with self._undo:
             if self._model is not None:
