@@ -104,8 +104,8 @@ def check_options(options: Any) -> Any:
     """Check and return the options; None means TensorFlow's defaults."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
-    # `CommunicationOptions()` returns an object of a private class, which
-    # `isinstance` cannot name.
+    # `CommunicationOptions()` returns an object of a private class, so check
+    # for an attribute instead.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(
             "`communication_options` must be None or a "
