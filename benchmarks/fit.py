@@ -69,7 +69,7 @@ def make_model(
 
 
 class Clock(keras.callbacks.Callback):
-    """Records the time from the end of one step to the next one's, in ms."""
+    """Records the time between the ends of consecutive steps, in ms."""
 
     def __init__(self) -> None:
         super().__init__()

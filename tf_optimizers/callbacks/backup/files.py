@@ -31,8 +31,8 @@ from tf_optimizers.replicas import as_bytes
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # If an array is stored without rows of zeros at its start and end, a second
-# array holds the range of the stored rows: [first, end], without the row `end`.
-# The name of the second array has this suffix.
+# array, whose name has this suffix, holds the range of the stored rows: the
+# first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
