@@ -181,7 +181,7 @@ def _malformed(rule: str, received: Any) -> ValueError:
 
 
 def versions() -> dict[str, str]:
-    """Return the package versions that all workers must share, by name."""
+    """Return the versions that must be the same on all workers, by name."""
     # An import of the package here would be circular.
     package = sys.modules[__name__.partition(".")[0]]
     # Leave out Python's patch version, since patch releases only fix bugs.

@@ -57,7 +57,7 @@ class Watchdog:
         self._agreed: dict[int, list[int]] = {}
 
     def look(self) -> str | None:
-        """Check once; return an error message if a collective cannot end."""
+        """Check once; return an error message if training cannot continue."""
         seen = self._seen
         self._seen = [each for c in self._channels for each in c.progress()]
         if any(map(has_failed, self._seen)):
