@@ -62,8 +62,8 @@ def mark_steps(
 ) -> None:
     """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
 
-    A `ModelStep` holds the model. A step alone need not: for example, a lambda,
-    or a function that a decorator returns.
+    A `ModelStep` holds the model. Some steps have no reference to it: for
+    example, a lambda, or a function that a decorator returns.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
