@@ -128,7 +128,7 @@ def _keeping_generators() -> Iterator[None]:
 
     A callback may draw random numbers on the chief. For example, MLflow draws
     the name of a run. The other workers do not draw these numbers, so data
-    shuffled later would have another order on the chief.
+    shuffled later would have a different order on the chief.
 
     Use this context only before `fit` reads the first batch. Later, threads
     that load data also draw random numbers, and would draw them a second time.

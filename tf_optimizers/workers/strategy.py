@@ -274,9 +274,9 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Join the replicas' values, of any dtype, along `axis`.
+        """Concatenate the replicas' values, of any dtype, along `axis`.
 
-        `predict` uses this method to join predictions.
+        `predict` uses this method to concatenate predictions.
         """
         gather = super().gather
         return tf.nest.map_structure(

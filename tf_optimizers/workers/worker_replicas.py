@@ -300,7 +300,7 @@ def _rows(
 
 
 def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Join the ranges of a value, in new memory.
+    """Concatenate the ranges of a value, in new memory.
 
     A variable that was assigned a slice of a message would keep the whole
     message in memory.

@@ -107,7 +107,7 @@ def check_weights(state: State, identical: set[str]) -> None:
             raise RuntimeError(
                 "A weight must be the same on all replicas. Received "
                 f"different values of {variable.path}. Do not assign to "
-                "weights on one worker alone, and start again from the last "
+                "weights on a single worker, and start again from the last "
                 "backup."
             )
 
@@ -126,7 +126,7 @@ def warnings_of_lengths(
         yield (
             "`epochs` must be greater than the epoch of the backup. Received: "
             f"epochs={epochs}, and a backup after epoch {content['epoch']}. To "
-            "train further, pass more `epochs`; for another run, pass another "
+            "train longer, pass more `epochs`; for another run, pass another "
             "`name` or `backup_dir`."
         )
     before = content.get("steps")

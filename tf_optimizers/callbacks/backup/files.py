@@ -108,7 +108,7 @@ class Folder:
         return content
 
     def check_part(self, generation: int, worker: int, expected: str) -> None:
-        """Raise if a worker's file is missing, or has another digest."""
+        """Raise if a worker's file is missing, or does not have this digest."""
         path = self._part(generation, worker)
         try:
             found = digest(path)

@@ -147,7 +147,7 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 
     The returned function raises the error of the write. A write has no timeout,
     and blocks while the first worker is stopped or cannot be reached. So the
-    returned function waits only for some seconds.
+    returned function waits only for a few seconds.
     """
     errors: list[tf.errors.OpError] = []
 

@@ -180,9 +180,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(received, _shape(tensor))
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-        """Return rows of equal length in another order, as a matrix.
+        """Return rows of equal length in the order `order`, as a matrix.
 
-        If the order is unchanged, return `rows` itself.
+        If this order changes nothing, return `rows` itself.
         """
         if order == sorted(order):  # True for up to ten workers.
             return rows

@@ -184,8 +184,8 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 def _places(extended: Any) -> range:
     """Return the places of this worker's replicas in a global batch.
 
-    Keras joins predictions in this order: first from the first replica of every
-    worker, then from the second replica of every worker, and so on.
+    Keras concatenates predictions in this order: first from the first replica
+    of every worker, then from the second replica of every worker, and so on.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 

@@ -1,10 +1,10 @@
 """Counts how often shuffles have drawn their seeds.
 
 Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
-makes an iterator, this worker has another order in all later epochs. TensorFlow
-has no API for the number of draws, but the saved state of an iterator depends
-on this number. So this module makes a second generator with the same seeds, and
-counts its draws until both have the same state.
+makes an iterator, this worker has a different order in all later epochs.
+TensorFlow has no API for the number of draws, but the saved state of an
+iterator depends on this number. So this module makes a second generator with
+the same seeds, and counts its draws until both have the same state.
 """
 
 import functools

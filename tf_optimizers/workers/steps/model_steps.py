@@ -4,9 +4,9 @@ The kind of an output decides the common result of all replicas:
 
     number                      the mean, weighted by the replicas' rows
     array of fixed length       the mean, weighted by the replicas' rows
-    array, an element per row   the joined arrays
+    array, an element per row   the concatenated arrays
     result of a metric          the result for the rows of all replicas
-    predictions                 the joined predictions, without padding rows
+    predictions                 the concatenated rows, without padding
 """
 
 import contextlib

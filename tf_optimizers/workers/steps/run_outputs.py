@@ -20,13 +20,13 @@ from tf_optimizers.workers.steps.round_logs import Reduction
 def gather_any(
     strategy: Any, gather: Callable, value: Any, axis: int
 ) -> tf.Tensor:
-    """Return the values of all replicas, of any dtype, joined along an axis.
+    """Concatenate the values of all replicas, of any dtype, along an axis.
 
     Args:
         strategy: The strategy. Call this function in cross-replica context.
         gather: TensorFlow's `Strategy.gather`, which supports few dtypes.
         value: A per-replica value.
-        axis: The axis along which values are joined.
+        axis: The axis along which to concatenate.
     """
     local = strategy.experimental_local_results(value)[0]
     tensor = tf.convert_to_tensor(local)
