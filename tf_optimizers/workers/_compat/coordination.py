@@ -1,6 +1,6 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
-Processes exchange texts through the service's key-value store. Unlike
+Processes exchange strings through the service's key-value store. Unlike
 collectives, the store needs no graph, and its reads have a timeout.
 """
 
@@ -33,7 +33,7 @@ def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
 
 
 def write(key: str, text: str) -> None:
-    """Write a text under a key, so that all processes can read the text.
+    """Store a string under a key, so that all processes can read it.
 
     Use a key only once. This call has no timeout.
     """
@@ -41,11 +41,11 @@ def write(key: str, text: str) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the text of a key, or None if it does not arrive in time.
+    """Return the string of a key, or None if it does not arrive in time.
 
     Args:
         key: The key.
-        timeout: The longest wait for the text, in seconds.
+        timeout: The longest wait for the string, in seconds.
     """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))
@@ -54,7 +54,7 @@ def read(key: str, timeout: float) -> str | None:
 
 
 def delete(key: str) -> None:
-    """Delete the text of a key."""
+    """Delete the string of a key."""
     context.context().delete_config_key_value(key)
 
 

@@ -41,8 +41,8 @@ class BackgroundCall:
             owner is deleted, a running call continues, since other workers may
             still need the call. At exit, the call is ended.
         is_at_once: Whether to call functions directly instead of in a thread,
-            for example if there are no other workers. Callers that cannot call
-            `wait` before each step may set this attribute later.
+            for example if there are no other workers. A caller that cannot
+            call `wait` before each step may set this attribute to True later.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:
