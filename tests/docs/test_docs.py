@@ -104,8 +104,9 @@ def test_oldest_versions_agree():
     for name, version in least.items():
         assert tested[name] in (version, f"{version}.0")
     assert (
-        f"Python {least['python']}, TensorFlow {least['tensorflow']}, "
-        f"Keras {least['keras']}, or newer" in README
+        f"Python {least['python']} or newer, "
+        f"TensorFlow {least['tensorflow']} or newer, "
+        f"and Keras {least['keras']} or newer." in " ".join(README.split())
     )
 
 
