@@ -6,8 +6,8 @@ import statistics
 def make(trials):
     """Return one line per case, in the order of their first trial."""
     lines = [
-        "| fault | times tried | as expected | detected after s "
-        "| trained again after s | steps done again | final weights |",
+        "| fault | trials | as expected | detected after, s "
+        "| training again after, s | steps repeated | final weights |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for case in dict.fromkeys(trial["case"] for trial in trials):
