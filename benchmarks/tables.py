@@ -52,7 +52,8 @@ def step_time(name: str, result: dict) -> str:
     return table(
         f"{name}: {counted(result['variables'])}, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
-        "| | median ms | quartiles, ms | times the yardstick | first call, s |",
+        "| | median ms | quartiles, ms "
+        f"| relative to {YARDSTICK} | first call, s |",
         (
             [
                 key,
@@ -100,7 +101,8 @@ def sharded_state(name: str, result: dict) -> str:
         f"{name}: {counted(result['variables'])}, "
         f"{result['parameters'] / 1e6:.1f} M parameters",
         "| | state | median ms | bytes of state per parameter "
-        "| resident bytes per parameter, when built | after two steps "
+        "| resident bytes per parameter, when built "
+        "| resident bytes per parameter, after two steps "
         "| MB sent per step and worker |",
         (
             [
@@ -131,7 +133,8 @@ def fit(name: str, result: dict) -> str:
     unit = statistics.median(result["step_ms"]["custom loop"])
     return table(
         name,
-        "| | median ms per step | quartiles, ms | times the custom loop |",
+        "| | median ms per step | quartiles, ms "
+        "| relative to the custom loop |",
         (
             [key, *spread(times, 2), f"{statistics.median(times) / unit:.2f}"]
             for key, times in result["step_ms"].items()
@@ -144,7 +147,7 @@ def gpu(name: str, result: dict) -> str:
     if "spans_ms" in result:
         return table(
             name,
-            "| | ms at work | start, ms | end, ms |",
+            "| | busy, ms | start, ms | end, ms |",
             (
                 [
                     kind,
@@ -191,7 +194,9 @@ def monitors(name: str, result: dict) -> str:
         share = f"{spent / (total - spent):.1%}"
         without = f"{1e3 * (total - spent) / steps:.2f}"
         rows.append([key, without, f"{measurement:.2f}", share])
-    header = "| | ms a step without monitor | ms a measurement | added time |"
+    header = (
+        "| | ms per step without monitor | ms per measurement | added time |"
+    )
     return table(f"{name} parameters", header, rows)
 
 
@@ -245,7 +250,7 @@ def latency(name: str, result: dict) -> str:
         for contender, found in contenders.items()
     ]
     return table(
-        f"{name}: median ms per step, by the round trip between workers",
+        f"{name}: median ms per step, by the round-trip time between workers",
         f"| | {' | '.join(heads)} |",
         rows,
     )
@@ -275,9 +280,9 @@ def overlap(name: str, result: dict) -> str:
 def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
-        f"{name}: a message takes {result['message_ms']:.2f} processor ms",
+        f"{name}: a message takes {result['message_ms']:.2f} CPU ms",
         "| | workers | round trip, ms | median ms per gather | quartiles, ms "
-        "| processor ms a gather |",
+        "| CPU ms per gather |",
         (
             [
                 *(levels, workers, key, *spread(each["ms"])),
@@ -319,9 +324,9 @@ def accuracy(name: str, result: dict) -> str:
         rows.append(cells)
     return table(
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
-        f"{result['steps']:,} steps of {result['batch_size']}",
-        "| | seeds | accuracy % | minus dense (95 %) "
-        "| loss, bits | minus dense (95 %) |",
+        f"{result['steps']:,} steps, batch size {result['batch_size']}",
+        "| | seeds | accuracy % | difference from dense (95 % interval) "
+        "| loss, bits | difference from dense (95 % interval) |",
         rows,
     )
 
@@ -336,10 +341,11 @@ def local_schedule(name: str, result: dict) -> str:
             cells += against_dense(found["runs"], schedules["dense"]["runs"])
             rows.append(cells)
     return table(
-        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, steps of "
+        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, batch size "
         f"{result['batch_size']}",
-        "| | steps | seeds | times fewer bytes | accuracy % "
-        "| minus dense (95 %) | loss, bits | minus dense (95 %) |",
+        "| | steps | seeds | times fewer bytes "
+        "| accuracy % | difference from dense (95 % interval) "
+        "| loss, bits | difference from dense (95 % interval) |",
         rows,
     )
 
