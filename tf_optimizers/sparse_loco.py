@@ -34,8 +34,8 @@ from tf_optimizers.kernels import assign, compiled, read, scalar
 from tf_optimizers.local_updates import sparse_loco_checks
 from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.local_steps import LocalSteps
+from tf_optimizers.local_updates.overlap import OverlappedExchange
 from tf_optimizers.local_updates.rounds import Choice, Rounds
-from tf_optimizers.local_updates.travel import Travel
 from tf_optimizers.replicas import average_over_replicas
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import note_local_steps
@@ -54,17 +54,18 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
-    With `step_ahead`, local steps begin closer to the weights that a worker's
-    unsent updates lead to. After the first gradient of a round has been
-    computed at w, worker i sets
+    With `step_ahead`, local steps begin from weights that already include a
+    fraction of the worker's unsent updates. After the first gradient of a round
+    has been computed at w, worker i sets
 
         w_i <- w - step_ahead N e_i
 
-    and the change of w_i in the round counts from this value.
+    The round's change of w_i is measured from this value.
 
     Worker i's gradient is the mean over its part of the batch. k follows
     `sparsity` as in `DGCMomentum`; before `rampup_begin_step`, all entries are
-    sent. Entries that are not sent stay in e_i until they have grown.
+    sent. Entries that are not sent accumulate in e_i until they are large
+    enough.
 
     A variable's updates are averaged densely if it has fewer than
     `min_compress_size` elements, is not float32, or has sparse gradients
@@ -77,8 +78,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     With `overlap`, workers exchange entries while the next sync_every steps
     run. Worker i has a copy of w, its own weights w_i, and b_i, the value of
-    w_i at the start of the round. At the end of a round, once the entries of
-    the previous round have arrived:
+    w_i at the start of the round. At the end of a round, worker i waits for the
+    entries of the previous round, and then computes
 
         w   <- w - outer_learning_rate (sum of the entries that have arrived)
         e_i <- residual_decay e_i + (b_i - w_i) / N
@@ -88,9 +89,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     As a result, an element of w_i that worker i has sent changes by the
     difference between the sum and worker i's own entry. Any other element
-    changes by the sum of the other workers' entries. w is equal on all workers,
-    bit for bit. `synchronize` waits until all entries have arrived, exchanges
-    once more without overlap, and sets all w_i to w.
+    changes by the sum of the other workers' entries. All workers have the same
+    w, bit for bit. `synchronize` waits until all entries have arrived,
+    exchanges once more without overlap, and sets all w_i to w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -104,12 +105,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     optimizer's state. A step also needs a copy of w, and the update. With
     `sync_every` > 1, each replica keeps the copy; with `overlap` or
     `step_ahead`, it also keeps w_i from the start of the round. Outside of
-    replicas, and in checkpoints, e is the sum of all e_i, and the inner state
-    is the mean over workers. With `tfo.AdamOffload`, all state is on the host,
-    except for master weights of half-precision variables and accumulated
+    `strategy.run`, and in checkpoints, e is the sum of all e_i, and the inner
+    state is the mean over workers. With `tfo.AdamOffload`, all state is on the
+    host, except for master weights of half-precision variables and accumulated
     gradients.
-    Traffic: that of `DGCMomentum`, once in `sync_every` steps; dense for
-    variables with sparse gradients.
+    Traffic: as with `DGCMomentum`, but only once every `sync_every` steps;
+    dense for variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
     `gradient_accumulation_steps` or `loss_scale_factor`, such gradients count
     as dense.
@@ -139,9 +140,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. All residuals are sent in the last step of the
             cool-down, or in the next synchronization. Defaults to `1`.
-        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
+        residual_decay: float in [0, 1]. Factor of e_i in every exchange. Below
             1, parts of the updates are lost. Defaults to `1.0`.
-        outer_learning_rate: float > 0. Multiplies the sums of sent entries.
+        outer_learning_rate: float > 0. Factor of the sums of sent entries.
             Defaults to `1.0`.
         min_compress_size: int >= 1. Updates of variables with fewer elements
             are averaged densely. Defaults to `16384`.
@@ -152,9 +153,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             steps run. Needs `sync_every` > 1 and a
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         step_ahead: float in [0, 1]. The fraction of a worker's unsent updates
-            by which its weights move when a round begins. Values above 0 need
-            `sync_every` > 1, and do not support `overlap`, where rounds always
-            begin from w - N e_i. Defaults to `0.0`.
+            that its weights include when a round begins. Values above 0 need
+            `sync_every` > 1, and do not support `overlap`, where the weights
+            always include all unsent updates. Defaults to `0.0`.
         **kwargs: `use_ema`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Pass other arguments to the inner
@@ -183,10 +184,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )
-    # `inner_optimizer` must not be of these classes.
+    # `inner_optimizer` must not be an instance of these classes.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
-    _travel: Travel | None = None  # Set by `build` if `overlap`.
+    _overlapped: OverlappedExchange | None = None  # Set if `overlap`.
     sync_every, overlap = Fixed(), Fixed()
     residual_decay, outer_learning_rate = Fixed(), Fixed()
     step_ahead = Fixed()
@@ -245,8 +246,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         With `sync_every=1`, the settings are the same as in
         `DGCMomentum.for_steps`. In runs of fewer than 500 steps,
-        `residual_decay` is 0.7 instead of 1, because the inner optimizer does
-        not see the residuals, and would move the weights too far.
+        `residual_decay` is 0.7 instead of 1: the inner optimizer does not take
+        the residuals into account, and would move the weights too far.
 
         With `sync_every` > 1, there is neither warm-up nor cool-down:
 
@@ -255,10 +256,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             value_dtype           "int2"
             step_ahead            0.25, or 0 with `overlap`
 
-        With the share s of the entries, a replica sends 1,000 times fewer bytes
-        than with dense float32 gradients in every step. In a run of fewer than
-        about 3,000 steps, a replica sends more: every entry ten times, on
-        average.
+        Here, s is the fraction of entries with which a replica sends 1,000
+        times fewer bytes than with dense float32 gradients in every step. In a
+        run of fewer than about 3,000 steps, the fraction is larger, so that
+        every entry is sent ten times on average.
 
         Args:
             steps: int >= 2. Updates of the run. For `fit`, batches per epoch
@@ -276,12 +277,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The optimizer's own state, followed by the inner optimizer's."""
+        """This optimizer's own state, followed by the inner optimizer's."""
         return [*super().variables, *self.inner_optimizer.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`, including the inner optimizer's."""
-        self._finish_travel()
+        self._finish_exchange()
         own = len(super().variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:])
@@ -301,10 +302,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._rounds is None or self._rounds.taken == 0
 
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
-        """Give all replicas the same weights, even between two exchanges.
+        """Give all replicas the same weights, even in the middle of a round.
 
         Replicas send their largest entries, as after `sync_every` local steps.
-        The next step is again the first of `sync_every` local steps.
+        The next step begins a new round of `sync_every` local steps.
 
         `fit`, `evaluate` and `predict` call `synchronize` before weights are
         read, with the statistics of `BatchNormalization`. In a custom training
@@ -324,7 +325,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         with strategy_of(self).scope():
             average_over_replicas(strategy_of(self), statistics)
             rounds = self._rounds
-            self._finish_travel()
+            self._finish_exchange()
             if rounds is not None and rounds.taken:
                 rounds.end_early(
                     strategy_of(self).run,
@@ -332,19 +333,19 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     self._sparse,
                 )
 
-    def _finish_travel(self) -> None:
+    def _finish_exchange(self) -> None:
         """Wait until all entries have arrived; call this between steps."""
-        if self._travel is not None:
-            self._travel.finish()
+        if self._overlapped is not None:
+            self._overlapped.finish()
 
     @property
     def _sparse(self) -> tuple[int, ...] | None:
-        """The indices of variables with sparse gradients; None if not known."""
+        """The indices of variables with sparse gradients; None if unknown."""
         indices = self._compressor.rows.indices
         return None if indices is None else tuple(indices)
 
     def _batches_left(self) -> tf.Tensor:
-        """Return the number of batches left in the round, int64."""
+        """Return the number of batches left in the round, an int64 scalar."""
         each = self.gradient_accumulation_steps or 1
         left = tf.constant(1, tf.int64)
         if self._rounds is not None:
@@ -363,13 +364,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state, after all entries have arrived."""
-        self._finish_travel()
+        self._finish_exchange()
         super().load_own_variables(store)
 
     def _check_name(self, name: str) -> None:
-        """Wait, before a checkpoint is restored, until entries have arrived."""
+        """Wait for all entries to arrive before a checkpoint is restored."""
         super()._check_name(name)
-        self._finish_travel()
+        self._finish_exchange()
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -402,8 +403,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._exclude(weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Repeat this: by now, a callable in `MultiOptimizer` has chosen
-        # optimizers.
+        # Repeat these calls: a callable in `MultiOptimizer` has chosen its
+        # optimizers only in `build`.
         self._check_strategy(variables)
         self._exclude(weights)
         with self._steps.variable_scope():
@@ -421,7 +422,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     self.step_ahead,
                 )
                 if self.overlap:
-                    self._travel = Travel(self, self._rounds)
+                    self._overlapped = OverlappedExchange(self, self._rounds)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -448,12 +449,12 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self._steps.step(*step)
             self._store(variables, weights)
             due = rounds.due(variables, rounds.count())
-            if self._travel is not None:
-                self._travel.start(due, variables)
+            if self._overlapped is not None:
+                self._overlapped.start(due, variables)
             else:
                 self._end_round(rounds, due, variables)
             return
-        # A variable with two gradients takes two steps, but is sent once.
+        # A variable with two gradients takes two steps, but is sent only once.
         variables, weights = distinct(variables), distinct(weights)
         with place():
             before = [weight.read_value() for weight in weights]
@@ -476,8 +477,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Args:
             rounds: The rounds, with the weights at the start of this round.
-            due: Sets of variables, and whether to exchange each set now, as a
-                bool tensor. None means True. At most one set is exchanged.
+            due: Sets of variables, each with a bool tensor: whether to exchange
+                the set now. None means True. At most one set is exchanged.
             stepped: The variables of the step that ends the round; empty if
                 `synchronize` ends the round early.
         """
@@ -554,8 +555,8 @@ def sparse_loco(
 ) -> tf.Tensor:
     """Return the new residual e_i of `SparseLoCo`, or a device's part of it.
 
-    `moved` is w - w_i, and its divisor `copies` is N. If each of a worker's M
-    devices holds e_i / M, `moved` is the sum of w - w_i over these devices. Its
-    divisor is then M^2 N: M for the mean, M for the part, and N for N workers.
+    `moved` is w - w_i, and `copies` is N. If each of a worker's M devices holds
+    e_i / M, `moved` is the sum of w - w_i over these devices, and `copies` is
+    M^2 N: M for the mean, M for the device's part, and N for the workers.
     """
     return scalar(residual_decay, residual) * residual + moved / copies

@@ -49,7 +49,7 @@ class Overlapped(Rounds):
         super().__init__(strategy, settings, sync_every=EVERY, overlap=True)
 
     def error(self):
-        self.run.optimizer._finish_travel()
+        self.run.optimizer._finish_exchange()
         return super().error()
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_lost(ours, cools_down):
         run.step(gradients)
         for total, *own in zip(moved, *gradients, strict=True):
             total += np.sum(own, 0)
-    run.optimizer._finish_travel()
+    run.optimizer._finish_exchange()
     held = run.memory("residual")
     assert (min(np.abs(parts).max() for parts in held) > 0.1) != cools_down
     run.optimizer.synchronize()
@@ -125,7 +125,7 @@ def test_nothing_is_lost(ours, cools_down):
 
 def delay_exchange(run):
     """Delay the exchange until the returned event is set."""
-    event, call = threading.Event(), run.optimizer._travel._call
+    event, call = threading.Event(), run.optimizer._overlapped._call
     function = call._function
 
     def wait(argument):
@@ -155,7 +155,7 @@ def test_only_the_end_of_the_next_round_waits(ours):
 def test_error_on_the_way_is_raised_later(ours, wait):
     run = make(ours)
     for step in range(EVERY):
-        run.optimizer._travel._call._function = functools.partial(
+        run.optimizer._overlapped._call._function = functools.partial(
             int, "no number"
         )
         run.step(gradients_of(step, 2))

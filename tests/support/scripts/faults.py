@@ -76,7 +76,7 @@ def local_steps(strategy, case):
         optimizer.build(model.trainable_variables)
     if IS_WRONG and case == "killed":
         # This worker's entries are never sent.
-        optimizer._travel._call._function = lambda _: os.kill(
+        optimizer._overlapped._call._function = lambda _: os.kill(
             os.getpid(), signal.SIGKILL
         )
     rows = np.tile(X, (4, 1))

@@ -68,7 +68,7 @@ class State:
     def settle(self) -> None:
         """Wait until background exchanges have updated their variables."""
         for optimizer in local_steppers(self._model):
-            optimizer._finish_travel()
+            optimizer._finish_exchange()
 
     def values(self) -> Values:
         """Return the values of this process's copies of all variables."""

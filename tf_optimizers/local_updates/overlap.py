@@ -21,7 +21,7 @@ from tf_optimizers.local_updates.rounds import Choice, Rounds, differences
 from tf_optimizers.replicas import effects_of, replicas_of
 
 
-class Travel:
+class OverlappedExchange:
     """Exchanges an optimizer's entries while the next local steps run.
 
     Args:
@@ -129,7 +129,7 @@ class Travel:
             with replicas_of().on_later_channel():
                 self._optimizer._compressor.at_stage(updates, [], send)
 
-        key = self._optimizer._sparse, choice, "travel"
+        key = self._optimizer._sparse, choice, "overlapped"
         with self._strategy.scope():
             self._rounds.call(key, run, exchange, updates)
 
