@@ -42,7 +42,7 @@ from tf_optimizers.offload.host_optimizer import (
 
 
 class AdamHyperparameters(NamedTuple):
-    """The settings of one variable's step.
+    """The hyperparameters for one variable's step.
 
     Inside a kernel, each float is a float64 scalar; see `compiled`.
     """
@@ -74,7 +74,7 @@ class AdamOffload(HostOptimizer):
     weights, 4 bytes more. All state, including averages and accumulators, is
     on `/CPU:0` of the worker process, once for all of its replicas. Only the
     weights are on the model's devices.
-    Traffic: each step moves gradients to the host, and changes of the weights
+    Traffic: each step copies gradients to the host, and changes of the weights
     to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
     decayed. A half-precision parameter takes 6 bytes, or 8 with several
     replicas. Replicas exchange gradients by the strategy's all-reduce.
@@ -165,10 +165,10 @@ class AdamOffload(HostOptimizer):
         )
 
     def memory_summary(self) -> Summary:
-        """Return the bytes of this optimizer and of Keras's Adam, by device.
+        """Return the bytes of weights and state, compared with Keras's Adam.
 
-        The bytes are sums over all replicas in this worker process, without
-        scalars.
+        The bytes are sums over all replicas in this worker process. Scalars do
+        not count.
 
         Returns:
             A dict {optimizer: {"device" or "host": {kind: bytes}}}. The keys
@@ -238,8 +238,8 @@ class AdamOffload(HostOptimizer):
         master = self._masters[index]
         if master is not None:
             others = *state, gradient, master.handle
-            # If the variable has several gradients in this step, an earlier one
-            # has computed a new value, but the value is not sent yet.
+            # If the variable has several gradients in this step, the new value
+            # from the previous gradient has not been sent to the device yet.
             value = self._placement.unsent.get(id(variable), value_of(variable))
             return in_place(_move_master, constants, value, *others)
         decayed = [value_of(variable)] if self._decay_of(index) else []

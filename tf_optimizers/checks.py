@@ -14,10 +14,10 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 class Fixed:
-    """An attribute that only the constructor sets.
+    """A descriptor for an attribute that only the constructor may set.
 
-    The constructor copies the value into other objects, which a later
-    assignment would not change.
+    The constructor also passes the value to other objects. A later assignment
+    would not reach these objects.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -125,10 +125,10 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def check_unused(
+def check_unsupported(
     owner: str, arguments: dict[str, Any], hints: dict[str, str]
 ) -> None:
-    """Raise if an unsupported argument of Keras's base class is given.
+    """Raise if an argument of Keras's base class is given but not supported.
 
     Args:
         owner: The name of the optimizer's class, for the error.
@@ -138,7 +138,7 @@ def check_unused(
     for name, hint in hints.items():
         if arguments.get(name) is not None:
             raise ValueError(
-                f"`{owner}` takes no `{name}`. Received: "
+                f"`{owner}` does not support `{name}`. Received: "
                 f"{name}={arguments[name]!r}. {hint}"
             )
 
@@ -161,7 +161,7 @@ def check_patterns(name: str, value: Any) -> list[str] | None:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"`{name}` must hold valid regular expressions. Received: "
+                f"`{name}` must contain valid regular expressions. Received: "
                 f"{pattern!r} ({error}). Escape literal text with `re.escape`."
             ) from error
     return list(value)
@@ -199,8 +199,8 @@ def check_learning_rate(value: Any) -> Any:
 def check_base_arguments(arguments: dict[str, Any]) -> None:
     """Check arguments that `keras.optimizers.Optimizer` does not check.
 
-    Keras silently ignores a `clipnorm` <= 0, and notices some values of a wrong
-    type only in the first step.
+    Keras silently ignores a `clipnorm` <= 0, and detects some wrong types only
+    in the first step.
     """
     clipping = ("clipnorm", "clipvalue", "global_clipnorm")
     for name in (*clipping, "loss_scale_factor"):

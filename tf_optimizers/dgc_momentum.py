@@ -22,7 +22,7 @@ from tf_optimizers.checks import (
     Fixed,
     check_boolean,
     check_decay_rate,
-    check_unused,
+    check_unsupported,
 )
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
 from tf_optimizers.compression.sparsity_schedule import (
@@ -38,27 +38,27 @@ from tf_optimizers.kernels import (
     scaled,
 )
 
-_UNUSED = {
+_UNSUPPORTED = {
     "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
     "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
-# If a saved file has this key, u and v contain the learning rate.
+# A saved file has this key if its u and v include the learning rate.
 _RATE_KEY = "rate_in_momentum"
 # In a checkpoint, the name of the list of variables shows whether u and v
-# contain the learning rate.
-_CONTAINS_RATE = {VARIABLES: False, "variables_with_rate": True}
+# include the learning rate.
+_INCLUDES_RATE = {VARIABLES: False, "variables_with_rate": True}
 
 
 class MomentumHyperparameters(NamedTuple):
-    """The hyperparameters of one variable's step.
+    """The hyperparameters for one variable's step.
 
     Inside a kernel, each float is a float64 scalar; see `compiled`.
     """
 
     momentum: float
     nesterov: bool
-    penalty: tuple[float, float] | None  # (l1, l2): l1 sum |w| + l2 sum w^2.
+    penalty: tuple[float, float] | None  # l1 and l2 of l1 |w| + l2 w^2.
     replicas: int
 
 
@@ -77,11 +77,12 @@ class DGCMomentum(CompressedOptimizer):
         w   <- w - (sum of all replicas' sent entries)
 
     The sum of all g_i is the gradient of the mean loss. Each gradient is
-    multiplied by the learning rate of its own step, as in
-    `keras.optimizers.SGD`. Without `rate_in_momentum`, u_i <- momentum u_i +
-    g_i and w <- w - learning_rate (sum of all replicas' sent entries): an entry
-    is multiplied by the rate of the step that sends it. With `nesterov`, u_i <-
-    momentum (u_i + learning_rate g_i) and v_i <- v_i + u_i + learning_rate g_i.
+    multiplied by the learning rate of the step that computes it, as in
+    `keras.optimizers.SGD`. Without `rate_in_momentum`, each entry is multiplied
+    by the rate of the step that sends it: u_i <- momentum u_i + g_i, and
+    w <- w - learning_rate (sum of all replicas' sent entries). With `nesterov`,
+    u_i <- momentum (u_i + learning_rate g_i), and v_i <- v_i + u_i +
+    learning_rate g_i.
 
     k = max(1, floor((1 - sparsity) size)), and the sparsity follows a schedule.
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
@@ -94,13 +95,15 @@ class DGCMomentum(CompressedOptimizer):
         s >= d + e            none, as before b
 
     With a single stage, the sparsity is sparsity[0] up to s = d + e - 2. While
-    the exchange is dense, `clipnorm` limits the sum of g_i. Nothing is lost:
-    entries that are not sent stay in v_i until they have grown. The selection
-    is exact. Among equal entries, the first are sent. Zeros are never sent.
+    the exchange is dense, `clipnorm` limits the norm of the sum of g_i. Nothing
+    is lost: entries that are not sent accumulate in v_i until they are large
+    enough. The selection is exact. Of equal entries, the first are sent. Zeros
+    are never sent.
 
     A variable is exchanged densely if it has fewer than `min_compress_size`
     elements, is not float32, or has sparse gradients (embeddings). Such a
-    variable has the same momentum, and `clipnorm` limits the sum of g_i.
+    variable has the same momentum on all replicas, and `clipnorm` limits the
+    norm of the sum of g_i.
 
     `DGCMomentum` runs under any `tf.distribute.Strategy`, and without one.
     `tfo.SparseMultiWorkerMirroredStrategy` sends all variables together. If
@@ -110,10 +113,10 @@ class DGCMomentum(CompressedOptimizer):
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
     parameter; u_i only, 4 bytes, if w is small or not float32. The v_i of a
-    large embedding takes no memory, and is zeros in files, until a dense
+    large embedding takes no memory, and is saved as zeros, unless a dense
     gradient needs v_i. If N is the number of workers, each of a worker's M
-    devices holds u_i / M and v_i / M. Outside of replicas, and in checkpoints,
-    u is the sum of all u_i, and v is the sum of all v_i.
+    devices holds u_i / M and v_i / M. Outside of `strategy.run`, and in
+    checkpoints, u is the sum of all u_i, and v is the sum of all v_i.
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
     and a position to every other worker. A position takes 12 bits at a sparsity
     of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less.
@@ -170,14 +173,14 @@ class DGCMomentum(CompressedOptimizer):
             values. "int2" takes 2 bits per value, for a sign and one of two
             magnitudes, and 4 bytes per 64 values. The two magnitudes are the
             means of the magnitudes below and above the mean of all 64. In
-            float16, values above 65504 take several steps, and values below
-            3e-8 are not sent until they grow. With `rate_in_momentum`, these
-            bounds apply to values divided by the largest power of two up to
-            the learning rate. TensorFlow's own strategies send float16 as
+            float16, values above 65504 take several steps to send, and values
+            below 3e-8 are not sent until they grow. With `rate_in_momentum`,
+            these bounds apply to values divided by the largest power of two up
+            to the learning rate. TensorFlow's own strategies send float16 as
             float16, and all other formats as float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
-            rate when they enter u_i. If not, entries are multiplied by the
-            rate when they are sent. Saved state can be loaded only with the
+            rate when they are added to u_i. If not, entries are multiplied by
+            the rate when they are sent. Saved state can be loaded only with the
             same `rate_in_momentum`. Defaults to `True`.
         rampdown_begin_step: None, or int >= rampup_begin_step + rampup_step.
             First step of the cool-down, which runs the stages in reverse.
@@ -237,7 +240,7 @@ class DGCMomentum(CompressedOptimizer):
         penalty = _penalty_of(regularizer)
         momentum_masking = check_boolean("momentum_masking", momentum_masking)
         rate_in_momentum = check_boolean("rate_in_momentum", rate_in_momentum)
-        check_unused("DGCMomentum", kwargs, _UNUSED)
+        check_unsupported("DGCMomentum", kwargs, _UNSUPPORTED)
         super().__init__(
             learning_rate, schedule, min_compress_size, value_dtype, **kwargs
         )
@@ -256,12 +259,12 @@ class DGCMomentum(CompressedOptimizer):
     ) -> "DGCMomentum":
         """Return an optimizer with recommended settings for a whole run.
 
-        The stages are 0.9375, 0.984375, 0.996 and 0.999, each for a sixteenth
-        of the steps: the paper's warm-up without its first stage. A stage is
-        left out unless steps (1 - sparsity) >= 2, so that a replica can send
-        every entry twice during the run. The stage 0.999 needs 2,000 steps. In
+        The warm-up is the paper's without its first stage: 0.9375, 0.984375,
+        0.996 and 0.999, each for a sixteenth of the steps. A stage is left out
+        unless steps (1 - sparsity) >= 2, so that a replica can send every entry
+        twice during the run. For example, the stage 0.999 needs 2,000 steps. In
         a run of fewer than 32 steps, the only stage is 0.75. At the end of the
-        run, the stages return in reverse, and the last step sends all
+        run, the stages are repeated in reverse, and the last step sends all
         residuals. Values have 4 bits: `value_dtype="int4"`.
 
         With the stage 0.999, a run of T steps sends as many bytes as
@@ -302,7 +305,7 @@ class DGCMomentum(CompressedOptimizer):
         return super().from_config(config, custom_objects)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save all variables, and whether u and v contain the learning rate."""
+        """Save all variables, and whether u and v include the learning rate."""
         super().save_own_variables(store)
         if self.rate_in_momentum:
             store[_RATE_KEY] = np.array(True)
@@ -310,16 +313,16 @@ class DGCMomentum(CompressedOptimizer):
     def load_own_variables(self, store: Any) -> None:
         """Load all variables; raise if the saved `rate_in_momentum` differs."""
         names = list(store.keys())
-        self._check_rule(_RATE_KEY in names)
+        self._check_same_rate_key(_RATE_KEY in names)
         super().load_own_variables(
             {name: store[name] for name in names if name != _RATE_KEY}
         )
 
     def _check_name(self, name: str) -> None:
-        if name in _CONTAINS_RATE:
-            self._check_rule(_CONTAINS_RATE[name])
+        if name in _INCLUDES_RATE:
+            self._check_same_rate_key(_INCLUDES_RATE[name])
 
-    def _check_rule(self, saved: bool) -> None:
+    def _check_same_rate_key(self, saved: bool) -> None:
         here = self.rate_in_momentum
         if here != saved:
             raise ValueError(
@@ -337,7 +340,8 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                u.meaning = f"{_RATE_KEY}=True"  # Must match in a backup.
+                # `BackupAndRestore` restores only state of the same meaning.
+                u.meaning = f"{_RATE_KEY}=True"
             self._compressor.add(self, variable, u, self.momentum_masking)
 
     def _update(
@@ -361,8 +365,8 @@ class DGCMomentum(CompressedOptimizer):
         wire = self._compressor.wire
         u = own_component(self._compressor.momentums[index])
         v = self._compressor.own_residual(index)
-        # The u and v of a worker are the sums over its devices, so each device
-        # adds a fraction of the gradient.
+        # A worker's u and v are the sums over its devices, so each device adds
+        # a fraction of the gradient.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
             # If the workers' gradients have this norm and are orthogonal, the
@@ -376,10 +380,10 @@ class DGCMomentum(CompressedOptimizer):
     def _dense_update(
         self, index: int, total: Gradient, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Add the mean gradient to u; return the update of a variable.
+        """Add the mean gradient to u; return the update of the variable.
 
-        All replicas have the same u, and compute the same change from it. The
-        update is N times this change, as if each of N replicas had sent it.
+        All replicas have the same u, and compute the same change. The update is
+        N times this change, as if each of N replicas had sent it.
         """
         (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
         u = own_component(self._compressor.momentums[index])
@@ -389,7 +393,7 @@ class DGCMomentum(CompressedOptimizer):
 
     def _hyperparameters(self, index: int) -> MomentumHyperparameters:
         variable = built_variables(self)[index]
-        # Keras adds a variable's own regularizer to the loss.
+        # Keras adds the penalty of a variable's own regularizer to the loss.
         is_regularized = getattr(variable, "regularizer", None) is not None
         return MomentumHyperparameters(
             self.momentum,
@@ -437,7 +441,7 @@ def _add_to_u(
     gradient: tf.Tensor,
     rate: tf.Tensor,
 ) -> tf.Tensor:
-    """Add a gradient to u; return the resulting change of v."""
+    """Add a gradient to u; return the change to add to v."""
     w = read(weight, gradient) if hyperparameters.penalty else None
     old = read(u, gradient)
     new, change = dgc_momentum(hyperparameters, w, gradient, old, rate)
@@ -467,7 +471,7 @@ def dgc_momentum(
 
 
 def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
-    """Return l1 and l2 of a Keras regularizer, or None for None."""
+    """Return the factors (l1, l2) of a Keras regularizer, or None for None."""
     if regularizer is None:
         return None
     # A subclass may compute another penalty.

@@ -10,9 +10,9 @@ _masks = threading.local()
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
-    """Call `restore`, which sets SIGTERM's handler, in processes forked later.
+    """Call `restore`, which sets SIGTERM's handler, in every forked process.
 
-    The parent may send SIGTERM before the child has called `restore`. So the
+    The parent may send SIGTERM before the child has called `restore`, so the
     child blocks SIGTERM until `restore` returns.
     """
 

@@ -26,9 +26,9 @@ def compiled(
     Each shape has a separate `tf.function`: TensorFlow would warn about a
     `tf.function` that is traced for many shapes.
 
-    Pass the handles of variables, not the variables: if a `tf.function` was
-    called with a variable that is now deleted, the `tf.function` fails even for
-    other variables. `function` calls `read` and `assign` with the handles.
+    Pass variables by their handles, for which `function` calls `read` and
+    `assign`. A `tf.function` that was called with a variable itself fails for
+    all other variables once that variable is deleted.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
@@ -49,7 +49,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return the constants, with `float` for each float, and the floats."""
+    """Return the constants with the type `float` for floats, and the floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -66,8 +66,8 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow warns if one Python function has many traces. A nested function
-    # would count as one for all signatures, but each `partial` counts
+    # TensorFlow warns if a Python function has many traces. It would count the
+    # traces of all signatures for a nested function, but counts each `partial`
     # separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
@@ -78,7 +78,7 @@ def _cached_function(
 def _with_numbers(
     function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
 ) -> Any:
-    """Call `function` with a number in place of each `float` in `places`."""
+    """Call `function` with a number for each `float` in its constants."""
     rest = iter(tf.unstack(numbers))
     leaves = tf.nest.flatten(places)
     leaves = [next(rest) if leaf is float else leaf for leaf in leaves]
@@ -100,7 +100,7 @@ def on_gpu() -> bool:
 
 
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Read the variable of a handle; it has the shape and dtype of `like`."""
+    """Return the value of a handle's variable, of shape and dtype of `like`."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
     value.set_shape(like.shape)
     return value
@@ -120,8 +120,9 @@ _LANES = 16
 _ROWS = 8
 # For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
-# `scaling` splits a smaller scalar into this factor and a second one, because
-# float32 may not hold the scalar. Multiplying by a power of two is exact.
+# `scaling` splits a smaller scalar into this factor and a second factor,
+# because float32 may not hold the scalar. Multiplying by a power of two is
+# exact.
 _TINY = 2.0**-100
 
 
@@ -134,8 +135,8 @@ def norms(
     """Return the L2 norms of vectors without writing the vectors to memory.
 
     Call this function inside an XLA kernel. On a CPU, XLA would store vectors
-    that are used again, so a loop computes and sums the vectors block by block.
-    On a GPU, a loop would run one block at a time, so no loop is used.
+    that are used again, so a loop computes and sums them block by block. On a
+    GPU, such a loop would run one block at a time, so no loop is used.
 
     Args:
         function: An elementwise function that computes the vectors from
@@ -190,10 +191,10 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar must be 0 or at least 1e-60. It may be too small for float32, as
-    the inverse of a norm can be, so the function multiplies by two factors.
-    Call the function inside an XLA kernel, where both multiplications take one
-    pass over memory.
+    The scalar must be 0 or at least 1e-60. Since it may be too small for
+    float32, as the inverse of a norm can be, the function multiplies by two
+    factors. Call the function inside an XLA kernel, where both multiplications
+    take one pass over memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)
@@ -210,15 +211,16 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def sum_rows(
     values: tf.Tensor, rows: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Sum the values that belong to the same row; return [count, ...].
+    """Return the sum of each row's values, [count, ...].
 
-    All replicas get the same bits, because the order of the additions depends
-    only on `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values
-    of a row in any order, so replicas would diverge.
+    The sums are the same on all replicas, bit for bit, because the order of the
+    additions depends only on `rows`. On a GPU, scatters and
+    `unsorted_segment_sum` add the values of a row in any order, so replicas
+    would diverge.
 
     Args:
         values: [n, ...].
-        rows: int [n], in [0, count), with repetitions.
+        rows: int [n], the row of each value, in [0, count).
         count: The number of rows.
     """
     if in_xla():
@@ -256,10 +258,10 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Square a vector in float64, or two vectors into one complex vector.
+    """Return a vector's squares in float64, or two vectors' in one complex128.
 
-    Summing complex numbers takes one pass over memory. Two sums of real numbers
-    would take two passes.
+    Summing a complex vector takes one pass over memory. Summing two real
+    vectors would take two.
     """
     squares = [tf.square(tf.cast(vector, tf.float64)) for vector in vectors]
     return tf.complex(*squares) if len(squares) == 2 else squares[0]
@@ -289,7 +291,7 @@ def betas(beta_1: float, beta_2: float) -> Betas:
 def update_moments(
     betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return Adam's moments m and v, updated by the gradient."""
+    """Return Adam's moments m and v after an update by the gradient."""
     numbers = (scalar(number, m) for number in betas[:4])
     of_m, of_v, new_m, root_of_new_v = numbers
     m = of_m * m + new_m * gradient
@@ -301,5 +303,5 @@ def update_moments(
 
 
 def bias_correction(log_beta: float | tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Return 1 - beta^step, accurate to all digits of the dtype of `step`."""
+    """Return 1 - beta^step, in the full precision of the dtype of `step`."""
     return -tf.math.expm1(step * scalar(log_beta, step))

@@ -40,7 +40,7 @@ class Lamb(LayerwiseOptimizer):
     Not finite: a NaN or inf gradient makes the variable not finite.
     Differs from the paper: only in the bounds of phi.
     Differs from `paddle.optimizer.Lamb`: the trust ratio also applies with
-    `weight_decay=0`, as in Paddle up to 2.5. To adapt no variable, pass
+    `weight_decay=0`, as in Paddle up to 2.5. To turn the trust ratio off, pass
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
     ratio; gradients are summed over replicas before they are clipped; state is

@@ -16,7 +16,7 @@ from tf_optimizers.codes.entries import Entries
 
 
 class ReplicaGroup:
-    """The replicas of one of TensorFlow's strategies, all in one process.
+    """The replicas of a TensorFlow strategy, all in one process.
 
     `tfo.SparseMultiWorkerMirroredStrategy` uses a subclass, the value of
     `strategy.extended.replica_group`. All replicas must make the same calls in
@@ -28,10 +28,10 @@ class ReplicaGroup:
     Attributes:
         count: The number of replicas.
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
-        averages_statistics: Whether the strategy itself averages variables that
-            steps assign, such as the statistics of `BatchNormalization`.
-        exchanges_later: Whether values can be exchanged while the next steps
-            run; see `later`.
+        averages_statistics: Whether the strategy itself averages the variables
+            that steps assign, such as the statistics of `BatchNormalization`.
+        exchanges_later: Whether replicas can exchange values while the next
+            steps run; see `later`.
     """
 
     packs_entries = averages_statistics = exchanges_later = False
@@ -150,7 +150,7 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return an object that runs a function in a thread while steps run.
+        """Return an object that runs a function in a thread, parallel to steps.
 
         In a step, all replicas call the object's `start(local rank, argument)`.
         The thread then calls the function once, with the argument as an int64
@@ -167,7 +167,7 @@ class ReplicaGroup:
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Send a statement to all workers; return the statements of all.
+        """Send a statement to all workers; return all workers' statements.
 
         Call this method outside of `strategy.run`. All workers must make the
         same calls in the same order.
@@ -196,7 +196,7 @@ class ReplicaGroup:
         raise NotImplementedError
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return a key's note, or None if none is posted within `seconds`."""
+        """Return the note posted under a key, or None after `seconds`."""
         raise NotImplementedError
 
     def check_alive(self) -> None:
@@ -288,7 +288,7 @@ def average_over_replicas(strategy: Any, variables: Sequence[Any]) -> None:
 
 
 def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return a function that reduces a value with TensorFlow's `reduce`."""
+    """Return a function that reduces a value with TensorFlow's own `reduce`."""
     op = tf.distribute.ReduceOp(reduce_op)
     return lambda value: tf.distribute.Strategy.reduce(
         strategy, op, value, axis=None
@@ -301,7 +301,7 @@ def reduce_together(
     values: Sequence[Any],
     dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce values; send all values of one dtype in one tensor.
+    """Return reduced values; all values of one dtype are sent as one tensor.
 
     Call this function outside of `strategy.run`.
 
@@ -325,7 +325,7 @@ def reduce_together(
                 lambda _, join=join, own=own: join(*next(own))
             )
         else:
-            # Our own `strategy.run` would treat `join` as the user's function.
+            # The strategy's own `run` may treat `join` as the user's function.
             joined = tf.distribute.Strategy.run(
                 strategy, join, [values[i] for i in group]
             )

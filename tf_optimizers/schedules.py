@@ -28,9 +28,9 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         after that:                 end_learning_rate
 
     t counts updates of the weights. The optimizers of this package make one
-    update for every `gradient_accumulation_steps` batches. For Keras's
-    optimizers, which count batches instead, multiply all step counts by
-    `gradient_accumulation_steps`.
+    update for every `gradient_accumulation_steps` batches. Keras's optimizers
+    count batches instead, so multiply all step counts by
+    `gradient_accumulation_steps` for them.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.
@@ -62,7 +62,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Makes our optimizers pass the number of updates, not of batches.
+    # Makes the optimizers of this package pass the number of updates, not of
+    # batches.
     counts_updates = True
 
     def __init__(

@@ -50,7 +50,7 @@ class ShardedState(Wrapper):
     """Distributes the state of any optimizer among all replicas (ZeRO-1).
 
     Each variable w has one owner among N replicas. Only the owner has the state
-    s of w, and steps w:
+    s of w, and updates w:
 
         g    <- sum over replicas of their gradients, at the owner of w
         w, s <- inner step from w and s by g, at the owner of w
@@ -59,9 +59,9 @@ class ShardedState(Wrapper):
     Variables are assigned from the largest to the smallest, each to the replica
     that owns the fewest bytes so far. If the inner optimizer is elementwise
     (see `is_elementwise`), variables with more than half of the mean number of
-    bytes per replica are split by rows. Other optimizers step whole variables,
-    so that trust ratios and factored moments are exact. With one replica,
-    `ShardedState` does the same as the inner optimizer.
+    bytes per replica are split by rows. Other optimizers update whole
+    variables, so that trust ratios and factored moments are exact. With one
+    replica, `ShardedState` does the same as the inner optimizer.
 
     Gradients are clipped after they are summed; `global_clipnorm` limits the
     norm over all owners. Weight decay, schedules, `loss_scale_factor` and
@@ -77,9 +77,9 @@ class ShardedState(Wrapper):
     as the inner optimizer alone would save it. Reading the whole state takes an
     exchange, so all workers must save together.
     Traffic: under our strategy, an all-to-all of gradients and an all-gather of
-    weights for every 16 MiB. Together they move as many bytes as a dense sum
-    if all replicas own the same number of bytes. `global_clipnorm` takes one
-    more round trip, and so does `clipnorm` if variables are split.
+    weights for every 16 MiB. If all replicas own the same number of bytes, both
+    together move as many bytes as a dense all-reduce. `global_clipnorm` takes
+    one more round trip, as does `clipnorm` if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     Not finite: as with the inner optimizer.
 
@@ -116,17 +116,17 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange. So the
-        # division by the inner optimizer is disabled in its steps.
+        # Keras divides gradients by this factor before the exchange, so the
+        # inner optimizer must not divide them again in its steps.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
 
     @staticmethod
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
-        """Return whether an optimizer may step rows of a variable separately.
+        """Return whether an optimizer may update a variable's rows separately.
 
-        The step of each entry must depend on that entry alone. Keras's `SGD`,
+        The update of each entry must depend on that entry alone. Keras's `SGD`,
         `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`, `Nadam`,
         `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so is
         `tfo.AdamOffload`. Any other elementwise class, including a subclass,
@@ -135,10 +135,9 @@ class ShardedState(Wrapper):
         return is_elementwise(optimizer)
 
     def __dir__(self) -> list[str]:
-        """Return the attributes without the inner optimizer.
+        """Return the attributes that Keras saves: all but the inner optimizer.
 
-        Keras saves the attributes that this method returns. `variables` already
-        contains the inner optimizer's state.
+        `variables` already contains the inner optimizer's state.
         """
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
@@ -167,7 +166,7 @@ class ShardedState(Wrapper):
             self._steps.overwrite(var_list)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Choose owners, and create the inner optimizer's state there."""
+        """Choose owners, and create the inner optimizer's state on them."""
         if self.built:
             return
         inner, variables = self.inner_optimizer, distinct(variables)
@@ -207,7 +206,7 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Return gradients that Keras can divide by the loss scale."""
+        """Cast gradients, or densify those that Keras must unscale."""
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
         if self.loss_scale_factor:  # Keras cannot divide `IndexedSlices`.
@@ -221,7 +220,7 @@ class ShardedState(Wrapper):
         inner = self.inner_optimizer
         unscaled = (inner, "loss_scale_factor", None)
         if self._slots is None:
-            # Keras applies constraints after this step.
+            # Keras applies the constraints itself, after this step.
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return
@@ -249,12 +248,12 @@ class ShardedState(Wrapper):
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:
-        """Return how the state is distributed among replicas, in bytes.
+        """Return how many bytes of the state each replica holds.
 
         Returns:
-            A dict of `"owned"`, a list of the bytes that each replica alone
-            holds; `"shared"`, the bytes that every replica holds; and
-            `"whole"`, the bytes that each replica would hold without
+            A dict of `"owned"`, a list of the bytes that only one replica
+            holds, by replica; `"shared"`, the bytes that every replica holds;
+            and `"whole"`, the bytes that each replica would hold without
             `ShardedState`. The dict is the same on all workers.
 
         Raises:

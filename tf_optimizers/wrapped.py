@@ -54,7 +54,7 @@ def is_wrapper(optimizer: Any) -> bool:
 
 
 def kind_of(optimizer: Any) -> str:
-    """Return the name of an optimizer's class, such as "Wrapper(Adam)"."""
+    """Return the names of an optimizer's classes, such as "Wrapper(Adam)"."""
     name, inner = type(optimizer).__name__, _wrapped_by(optimizer)
     return f"{name}({', '.join(map(kind_of, inner))})" if inner else name
 
@@ -62,10 +62,10 @@ def kind_of(optimizer: Any) -> str:
 def with_updated_variables(
     model: keras.Model, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Return `variables`, and other variables that a model's optimizers update.
+    """Return `variables`, and all other variables that optimizers update.
 
-    The other variables may be frozen by now, or belong to layers that Keras
-    does not track.
+    The other variables may have been frozen since, or belong to layers that
+    Keras does not track.
     """
     updated = [
         variable
@@ -77,10 +77,10 @@ def with_updated_variables(
 
 
 def build_optimizers(model: keras.Model) -> list[str]:
-    """Build compiled optimizers; return the names of optimizers still unbuilt.
+    """Build a model's optimizers; return the names of those still unbuilt.
 
-    An optimizer that was not passed to `compile` may stay unbuilt, because only
-    the user knows its variables.
+    An optimizer that was not passed to `compile` is not built here, because
+    only the user knows its variables.
     """
     unbuilt = []
     for name, optimizer, owner in list(_optimizers_in(model)):
@@ -96,7 +96,7 @@ def build_optimizers(model: keras.Model) -> list[str]:
 def _optimizers_in(model: keras.Model) -> Iterator[tuple[str, Any, Any]]:
     """Yield triples (name, optimizer, owner).
 
-    The owner is the model that is compiled with the optimizer, or None.
+    The owner is the model compiled with the optimizer, or None.
     """
     seen: set[int] = set()
     compiled = getattr(model, "optimizer", None)
@@ -130,8 +130,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_user_object(value):
         return []
-    # Search private attributes, such as Keras's, last, so that a layer gets the
-    # name of the attribute that the user assigned.
+    # Search private attributes last: Keras also lists layers there, but the
+    # name should be that of the user's attribute.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [
@@ -155,12 +155,12 @@ def _wrapped_by(optimizer: Any) -> list[Any]:
     return [*found, *getattr(optimizer, "optimizers", [])]
 
 
-# Built optimizers that take local steps, in the same order on all workers.
+# Built optimizers that take local steps. The order is the same on all workers.
 _local: list[weakref.ref[Any]] = []
 
 
 def note_local_steps(optimizer: Any) -> None:
-    """Remember a built optimizer that takes local steps."""
+    """Make `local_steppers` find a built optimizer that takes local steps."""
     _local[:] = [each for each in _local if each() is not None]
     _local.append(weakref.ref(optimizer))
 
@@ -174,7 +174,8 @@ def sparse_locos_of(model: keras.Model) -> list[Any]:
 def local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` that takes local steps with a model's weights.
 
-    The optimizer may belong to a model that contains `model`, or to no model.
+    This includes optimizers of a model that contains `model`, and optimizers
+    that belong to no model.
     """
     found = [each for each in sparse_locos_of(model) if each.sync_every > 1]
     own = _ids(model.variables)
@@ -209,7 +210,7 @@ class LocalRound(NamedTuple):
     """A round: local steps on each replica, followed by an exchange.
 
     Attributes:
-        ends: Whether the next step is the last of the round; a bool tensor.
+        ends: bool scalar. Whether the next step is the last of the round.
         batches: The number of batches in a whole round.
         overlaps: Whether the values of a round are exchanged while the next
             round runs.
@@ -224,7 +225,7 @@ def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the current round of a model's optimizers.
 
     Call this function outside of `strategy.run`. If the optimizers have
-    different rounds, the current round ends as soon as any of them ends.
+    different rounds, the current round ends as soon as one of them ends.
 
     Args:
         optimizers: The result of `only_local_steppers`.

@@ -768,9 +768,9 @@ def test_communication_summary():
         ),
         ({"rampdown_step": 0}, ValueError, "integer >= 1"),
         ({"rampdown_step": 5}, ValueError, "needs a `rampdown_begin_step`"),
-        ({"clipvalue": 1.0}, ValueError, "takes no `clipvalue`.*`clipnorm`"),
-        ({"global_clipnorm": 1.0}, ValueError, "takes no `global_clipnorm`"),
-        ({"weight_decay": 0.1}, ValueError, "takes no `weight_decay`.*L2"),
+        ({"clipvalue": 1.0}, ValueError, "support `clipvalue`.*`clipnorm`"),
+        ({"global_clipnorm": 1.0}, ValueError, "support `global_clipnorm`"),
+        ({"weight_decay": 0.1}, ValueError, "support `weight_decay`.*L2"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )

@@ -10,7 +10,7 @@ from tf_optimizers._compat.keras_internals import strategy_of
 from tf_optimizers.base.components import backend_variable
 from tf_optimizers.base.inner import check_new, check_part
 from tf_optimizers.base.precision import is_half
-from tf_optimizers.checks import check_unused
+from tf_optimizers.checks import check_unsupported
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
@@ -40,7 +40,8 @@ _ABSOLUTE = tuple(
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Raise if an argument belongs to the inner optimizer."""
     hint = "Pass it to the inner optimizer."
-    check_unused("SparseLoCo", arguments, dict.fromkeys(INNER_ARGUMENTS, hint))
+    hints = dict.fromkeys(INNER_ARGUMENTS, hint)
+    check_unsupported("SparseLoCo", arguments, hints)
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> None:
