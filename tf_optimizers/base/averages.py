@@ -1,4 +1,4 @@
-"""Keeps the moving averages of weights that `use_ema=True` asks for."""
+"""Keeps moving averages of weights, for `use_ema`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ from tf_optimizers.base.precision import MasterWeights
 
 
 class Averages:
-    """Averages weights in full precision; overwrites weights with averages.
+    """The moving averages of an optimizer's weights, in full precision.
 
     Args:
         optimizer: The optimizer that updates the weights.
@@ -52,7 +52,7 @@ class Averages:
         )
 
     def update(self) -> None:
-        """Update the averages, as `use_ema` asks for.
+        """Update the averages if `use_ema` is set.
 
         Every `ema_overwrite_frequency` updates, overwrite the weights with the
         averages.
@@ -74,9 +74,9 @@ class Averages:
             )
 
     def start(self) -> None:
-        """Set the averages to the weights if there was no update yet."""
+        """Set the averages to the weights if there has been no update yet."""
         if not self._optimizer.use_ema:
-            return  # This optimizer keeps no averages.
+            return
 
         def start() -> None:
             tf.cond(
@@ -97,9 +97,9 @@ class Averages:
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Overwrite averaged variables with their averages, after training.
 
-        Keras passes only the variables that are trainable now. This method also
-        overwrites variables that were frozen after the step was traced, because
-        the step still updates them.
+        Keras passes only the variables that are trainable now. If a variable
+        was frozen after the step was traced, the step still updates it, so this
+        method overwrites it, too.
         """
         self.start()
         optimizer = self._optimizer

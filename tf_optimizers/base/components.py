@@ -17,7 +17,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 def components(value: Any) -> Sequence[Any]:
-    """Return a variable's or value's copies on this worker's devices."""
+    """Return the copies of a variable or value on this worker's devices."""
     return tf.distribute.get_strategy().experimental_local_results(
         backend_variable(value)
     )
@@ -61,12 +61,12 @@ class OnReplicas:
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function`. Only `OnHost.once` uses the key."""
+        """Call `function`; see `OnHost.once`, which needs the key."""
         return function()
 
 
 class Accumulators:
-    """The accumulated gradients of some variables, in one call of `apply`.
+    """The gradient accumulators of some variables, for one call to `apply`.
 
     Args:
         optimizer: The optimizer that accumulates.
@@ -74,7 +74,8 @@ class Accumulators:
         placement: `OnReplicas` or `OnHost`, which holds the accumulators.
 
     Attributes:
-        is_full: Whether this call updates the variables; a bool tensor.
+        is_full: bool scalar. Whether this call completes the sums, and so
+            updates the variables.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean gradients, including the gradients of this call.
+        """Return the mean gradients, including those of this call.
 
         If a variable has several gradients in this call, the accumulated sum
         is added only to the first of these gradients.

@@ -1,8 +1,8 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
 Loading a model changes the paths of its variables: the model's name is dropped,
-and layers that the user did not name get other numbers. For example, the paths
-in the first line become the paths in the second line:
+and layers that the user did not name get new numbers. For example, the paths in
+the first line become the paths in the second line:
 
     sequential/dense/kernel, sequential/dense_1/kernel
     dense/kernel, dense_1/kernel
@@ -28,7 +28,7 @@ from tf_optimizers.checks import check_non_negative, check_patterns
 # Biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (r"bias$", r"(^|/)(beta|gamma|scale)$")
 
-# What to do about an exclusion that does not fit the model.
+# Remedies for an exclusion that does not fit the model.
 _BUILD = (
     "Call `optimizer.build(model.trainable_variables)` before you save the "
     "config."
@@ -49,8 +49,8 @@ class Excluded:
 
     Args:
         labels: For each variable, the last part of its path, and its shape.
-            Both are recorded when the optimizer is built, because the variables
-            of an inner optimizer have other names later.
+            They are recorded when the optimizer is built, because the variables
+            of an inner optimizer have different names afterwards.
         chosen: The positions of the variables that the user passed to
             `exclude_from_weight_decay()`.
         by_patterns: For each purpose, such as "weight_decay", the patterns and
@@ -67,7 +67,7 @@ class Excluded:
     def has(self, purpose: str, index: int) -> bool:
         """Return whether patterns exclude the variable at `index`.
 
-        A purpose is a computation, such as "weight_decay".
+        `purpose` is the computation to exclude from, such as "weight_decay".
         """
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
@@ -92,10 +92,10 @@ class Exclusions:
     Args:
         patterns: None or regular expressions, matched anywhere in
             `variable.path`.
-        names: Patterns for paths, made from the `var_names` of a call of
-            `exclude_from_weight_decay()`.
+        names: Patterns for paths, made from the `var_names` that the user
+            passed to `exclude_from_weight_decay()`.
         variables: By key, the path and shape of each variable passed to that
-            call.
+            method.
         saved: The exclusions in the config from which the optimizer was
             created.
     """
@@ -108,7 +108,7 @@ class Exclusions:
     def with_call(
         self, optimizer: Any, variables: Any, names: Sequence[str] | None
     ) -> "Exclusions":
-        """Return the exclusions after a call of `exclude_from_weight_decay()`.
+        """Return the exclusions after a call to `exclude_from_weight_decay()`.
 
         Raises:
             RuntimeError: If the optimizer was built with other exclusions.
@@ -153,8 +153,7 @@ class Exclusions:
             others: Patterns for purposes other than weight decay.
 
         Raises:
-            ValueError: If the config excludes a variable that is not among
-                `variables`, or cannot be told from another one there.
+            ValueError: If the exclusions in the config do not fit `variables`.
         """
         patterns = {WEIGHT_DECAY: self.as_patterns(), **others}
         by_patterns = {
@@ -210,7 +209,7 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            ", beside the same other variables",
+            ", together with the same other variables",
             f"{expected} among {saved[_ALL]}, for a model with the variables "
             f"{_labels(variables)}",
             _NEW,
@@ -262,14 +261,14 @@ _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\^", re.DOTALL)
 
 
 def _in_name(pattern: str) -> str:
-    """Return a pattern that searches only after the last slash of a path."""
+    """Restrict a pattern to the part of a path after the last slash."""
     flags = "".join(re.findall(r"^(?:\(\?[aiLmsux]+\))+", pattern))
     body = _TOKENS.sub(
         lambda found: "(?<![^/])" if found[0] in ("^", r"\A") else found[0],
         pattern.removeprefix(flags),
     )
-    # Flags such as (?i) must come first. The lookahead limits matches to the
-    # path's last part.
+    # Flags such as (?i) must come first. The lookahead restricts matches to the
+    # last part of the path.
     return rf"{flags}(?:^|/)(?=[^/]*$).*?(?:{body})"
 
 
@@ -294,8 +293,8 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Drop the model's name from paths if all paths begin with this name."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is a layer's. A path that begins with a
-    # model's name has at least two more names.
+    # In `dense/kernel`, the first name is the layer's. After a model's name,
+    # there are at least two more names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 

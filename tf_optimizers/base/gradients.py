@@ -18,7 +18,7 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert a gradient of arrays to a gradient of tensors; keep None."""
+    """Convert the arrays of a gradient to tensors; keep None."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -37,9 +37,9 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. The results are on the replica's device, as TensorFlow's
-    reduction expects. A gradient that is an argument of a `tf.function` has no
-    device before this call.
+    `tf.IndexedSlices`. The results are on the replica's device, where
+    TensorFlow's reduction expects them: before this call, a gradient that is an
+    argument of a `tf.function` has no device.
     """
     return [
         None
@@ -65,7 +65,7 @@ def _shaped(gradient: Gradient, variable: Any) -> Gradient:
 def densify(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> list[tf.Tensor | None]:
-    """Make gradients dense, in their variables' static shapes; keep None.
+    """Make gradients dense, with their variables' static shapes; keep None.
 
     Duplicate rows of `tf.IndexedSlices` are summed.
     """
@@ -76,7 +76,7 @@ def densify(
 
 
 def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
-    """Make a gradient dense, in its variable's shape; see `densify`."""
+    """Make a gradient dense, with its variable's shape; see `densify`."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = sum_rows(
             gradient.values, gradient.indices, variable.shape[0]
@@ -85,7 +85,7 @@ def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
 
 
 def check_not_empty(gradients: Sequence[Any]) -> None:
-    """Raise if there is no gradient at all."""
+    """Raise if all gradients are None, or if there are none."""
     if all(gradient is None for gradient in gradients):
         received = "None for every variable" if gradients else "an empty list"
         raise ValueError(
@@ -109,7 +109,7 @@ def check_replica_context(replicas: int) -> None:
 def check_gradients(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> None:
-    """Raise if the number, a shape or a dtype of gradients is wrong."""
+    """Raise if the number of gradients, or a shape or dtype, is wrong."""
     if len(gradients) != len(variables):
         raise ValueError(
             "`apply` needs one gradient per variable. Received "
@@ -151,7 +151,7 @@ def clip(
     """Clip the norm of each gradient, the global norm, or each element.
 
     At most one limit may be given. If a norm is not finite, all elements that
-    this norm covers become NaN. With `xla`, scaling takes one pass over memory;
+    it covers become NaN. With `xla`, scaling takes one pass over memory;
     otherwise, each operation takes a pass.
     """
     if clipvalue:
@@ -185,6 +185,6 @@ def clip_elements(gradient: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
 
 
 def clip_factor(size: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
-    """Return the factor that clips a norm; NaN if the norm is not finite."""
+    """Return the factor that clips a norm to `limit`; NaN if not finite."""
     factor = tf.where(size > limit, limit / size, tf.ones_like(size))
     return factor + (size - size)

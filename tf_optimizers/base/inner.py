@@ -23,16 +23,16 @@ from tf_optimizers.base.exclusions import check_exclusions
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# The key in a config for the patterns from `var_names`, which exclude variables
-# from weight decay.
+# The key in a config for the patterns that `exclude_from_weight_decay()` has
+# made from `var_names`.
 NAMES = "excluded_names"
 
 
 def _of_inner(name: str) -> property:
-    """Return a property for an attribute of the inner optimizer."""
+    """Return a property that reads and sets the inner optimizer's attribute."""
 
     def set_in_inner(optimizer: Any, value: Any) -> None:
-        # Keras's constructor assigns None before there is an inner optimizer.
+        # Keras's constructor assigns None before the inner optimizer is set.
         if "inner_optimizer" in vars(optimizer):
             setattr(optimizer.inner_optimizer, name, value)
 
@@ -79,14 +79,15 @@ class Wrapper(Optimizer):
         if isinstance(self.inner_optimizer, Optimizer):
             self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         else:
-            # The config of a Keras optimizer lacks exclusions, so this config
-            # must hold them. `build` passes them to the inner optimizer.
+            # The config of a Keras optimizer does not save exclusions, so this
+            # optimizer's config must. `build` passes them to the inner
+            # optimizer.
             super().exclude_from_weight_decay(var_list, var_names)
 
     def _exclude(self, weights: Sequence[Any]) -> None:
         """Exclude variables from the inner optimizer's weight decay.
 
-        Call this method before the inner optimizer is built, and again
+        Call this method before the inner optimizer is built. Call it again
         afterwards if a callable in `MultiOptimizer` may have chosen optimizers
         in `build`. `weights` are the variables that the inner optimizer
         updates.
@@ -172,8 +173,8 @@ def check_part(
 
     Args:
         part: The inner optimizer, or an optimizer that it wraps.
-        outer: The name of the outer optimizer's class.
-        refused: Classes that exchange gradients themselves.
+        outer: The name of the outer optimizer's class, for the error.
+        refused: Classes of optimizers that exchange gradients themselves.
         instead: The optimizer that the error suggests.
     """
     name = type(part).__name__
@@ -192,14 +193,14 @@ def check_part(
 
 
 class InnerSteps:
-    """Runs an inner optimizer on the components of a single replica.
+    """Runs an inner optimizer on one replica's components of variables.
 
     Args:
         optimizer: The inner optimizer.
         variables: The variables that the inner optimizer updates: the model's
             variables or, in half precision, their master weights.
-        likes: The model's variables. During a step, `variables` have the names
-            and paths of these variables.
+        likes: The model's variables. During a step, `variables` take their
+            names and paths.
     """
 
     def __init__(
@@ -221,14 +222,14 @@ class InnerSteps:
         indices: Sequence[int],
         settings: Sequence[Attribute] = (),
     ) -> None:
-        """Update this replica's weights, without applying their constraints.
+        """Update this replica's weights, but do not apply constraints.
 
         Args:
             gradients: Dense gradients of the weights.
             weights: This replica's components of the variables. If a variable
                 is split, its weight has only the rows that this replica owns.
-            indices: The position of each weight's variable among all variables.
-            settings: Attributes of optimizers to replace during the step.
+            indices: The position of each weight's variable in `variables`.
+            settings: Attributes to replace during the step; see `replaced`.
         """
         moved = [self._variables[i] for i in indices]
         shown = [
@@ -271,7 +272,7 @@ class InnerSteps:
 def _groups_of(optimizer: Any) -> Sequence[Any]:
     """Return the optimizers of a `MultiOptimizer`, or a list of the optimizer.
 
-    Each is called separately, because a `MultiOptimizer` (new in Keras 3.12)
+    Call each of them separately: a `MultiOptimizer` (new in Keras 3.12) itself
     fails if one of its optimizers has no gradients.
     """
     kind = getattr(keras.optimizers, "MultiOptimizer", ())

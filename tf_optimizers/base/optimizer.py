@@ -48,9 +48,9 @@ from tf_optimizers.replicas import replicas_of
 
 @with_hooks
 class Optimizer(keras.optimizers.Optimizer):
-    """A Keras optimizer that exchanges gradients, and steps in full precision.
+    """A Keras optimizer that exchanges gradients and updates in full precision.
 
-    The gradients of a replica pass through `apply` in this order:
+    In `apply`, a replica's gradients pass through these stages:
 
         check ─ `_cast` ─ (Keras: unscale) ─ `_accumulate` ─ `_update`
                                                                 │
@@ -60,9 +60,9 @@ class Optimizer(keras.optimizers.Optimizer):
 
     `_exchange` sums gradients over all replicas, makes the sums dense and clips
     them, so that N replicas compute the same as one replica on the same global
-    batch. Subclasses replace stages, but keep the order:
+    batch. Subclasses override stages, but keep the order:
 
-        Lamb, LANS    `update_step`, for many variables at a time on a GPU
+        Lamb, LANS    `update_step`, on a GPU for many variables at a time
         DGCMomentum   `_update`, which clips before it exchanges the largest
                       entries
         AdamOffload   `_accumulate`, which exchanges gradients first, because
@@ -70,8 +70,8 @@ class Optimizer(keras.optimizers.Optimizer):
                       and steps once, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
-    weights. `_placement` decides where averages and accumulators are: on every
-    replica or, once per worker, on the host.
+    weights. `_placement` holds averages and accumulators: on every replica or,
+    once per worker, on the host.
 
     An optimizer that decays weights in its own formula sets `_exclusions`. The
     decoupled decay of `keras.optimizers.Optimizer` is never applied.
@@ -82,7 +82,7 @@ class Optimizer(keras.optimizers.Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    _variables_name = VARIABLES  # Name of the variables in checkpoints.
+    _variables_name = VARIABLES  # The key of `variables` in checkpoints.
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         check_base_arguments(kwargs)
@@ -101,8 +101,7 @@ class Optimizer(keras.optimizers.Optimizer):
         paths.
 
         Raises:
-            ValueError: If the config excludes a variable that is not among
-                `variables`.
+            ValueError: If the exclusions in the config do not fit `variables`.
         """
         if self.built:
             return
@@ -166,7 +165,7 @@ class Optimizer(keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[Any] | None = None,
     ) -> None:
-        """Update each variable with its gradient, in replica context.
+        """Update each variable by its gradient, in replica context.
 
         Args:
             grads: A tensor or `tf.IndexedSlices` of each variable's shape, or
@@ -185,9 +184,9 @@ class Optimizer(keras.optimizers.Optimizer):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context(strategy_of(self).num_replicas_in_sync)
-        # When a dataset of unknown length ends, the step computes no gradient,
-        # and must not change anything, not even `iterations`. So a control
-        # dependency lets the update run only after the last gradient.
+        # At the end of a dataset of unknown length, the step computes no
+        # gradient, and must not change anything, not even `iterations`. So a
+        # control dependency makes the update wait for the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
@@ -277,20 +276,20 @@ class Optimizer(keras.optimizers.Optimizer):
         index = variable_index(self, variable)
         return self._masters.full_precision(index, variable)
 
-    # Call this after assigning to `_full_precision(variable)`.
+    # Call this after you assign to `_full_precision(variable)`.
     _store_weight = staticmethod(store_weight)
 
     def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved, by default this one."""
-        # Use a method: Keras would track the variables of an optimizer that is
-        # assigned to an attribute.
+        """Return the optimizer whose state is saved; by default, this one."""
+        # This is a method because Keras would track the variables of an
+        # optimizer in an attribute.
         return self
 
     def _check_name(self, name: str) -> None:
         """Raise if variables saved under this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return exclusion patterns for purposes other than weight decay.
+        """Return the exclusion patterns for each purpose but weight decay.
 
         A purpose is a computation that leaves out excluded variables, such as
         layer adaptation.
@@ -298,10 +297,10 @@ class Optimizer(keras.optimizers.Optimizer):
         return {}
 
     def _is_decayed(self, index: int) -> bool:
-        """Return whether weight decay applies to the variable at a position."""
+        """Return whether weight decay applies to the variable at `index`."""
         chosen, has = self._excluded.chosen, self._excluded.has
         return not (index in chosen or has(WEIGHT_DECAY, index))
 
     def _decay_of(self, index: int) -> float:
-        """Return the weight decay of the variable at a position, or 0."""
+        """Return the weight decay of the variable at `index`; 0 if excluded."""
         return self.weight_decay if self._is_decayed(index) else 0.0

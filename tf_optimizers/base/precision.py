@@ -42,18 +42,18 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a master weight, updated where its variable has changed.
 
     A master weight is the float32 copy of a half-precision variable, and rounds
-    to the variable's `value`. If an element does not round to the value, then
-    `set_weights`, a constraint or a restored checkpoint has changed the
-    variable. Such an element gets the variable's value.
+    to the variable's `value`. Elements that do not round to it have been
+    changed by `set_weights`, a constraint or a restored checkpoint, and get the
+    variable's value.
     """
-    # Compare bits, because XLA may skip a cast to half precision and back.
+    # Compare bits: XLA may remove a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
     is_stale = rounded != tf.bitcast(value, tf.uint16)
     return tf.where(is_stale, tf.cast(value, master.dtype), master)
 
 
 class MasterWeights:
-    """The float32 copies of half-precision variables in an optimizer."""
+    """An optimizer's float32 copies of half-precision variables."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self._weights = [
@@ -61,7 +61,7 @@ class MasterWeights:
         ]
 
     def __getitem__(self, index: int) -> tf.Variable | None:
-        """Return the master weight of the variable at an index, if any."""
+        """Return the master weight of the variable at `index`, if any."""
         master = self._weights[index]
         return None if master is None else master.value
 
@@ -70,7 +70,7 @@ class MasterWeights:
         return (master.value for master in self._weights if master is not None)
 
     def in_place_of(self, variables: Sequence[Any]) -> list[Any]:
-        """Return each variable's master weight, or else the variable."""
+        """Return each variable's master weight, or the variable itself."""
         return [
             variable if master is None else master
             for variable, master in zip(variables, self._weights, strict=True)
@@ -79,9 +79,8 @@ class MasterWeights:
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return a variable's master weight, or the variable if it has none.
 
-        The master weight is first updated where the variable has changed. After
-        you assign to the result, call `store_weight`, which rounds the master
-        weight into the half-precision variable.
+        The master weight is first updated where the variable has changed; see
+        `refreshed`. After you assign to the result, call `store_weight`.
         """
         master = self[index]
         if master is None:
@@ -94,13 +93,13 @@ class MasterWeights:
 
 
 def master_weight(optimizer: Any, index: int) -> tf.Variable | None:
-    """Return the master weight of an optimizer's variable, if it has one."""
+    """Return the master weight of the variable at `index`, if any."""
     masters = getattr(optimizer, "_masters", None)
     return None if masters is None else masters[index]
 
 
 def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
-    """Round `weight` into `variable` if it is a master weight."""
+    """Round `weight` into `variable`, unless they are the same variable."""
     if weight is not variable:
         variable.assign(tf.cast(weight, variable.dtype))
 
@@ -108,6 +107,6 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # A master weight begins at 0, and the first step sets it to the weight: if
-    # a model is built while a step is traced, its weights have no values yet.
+    # A master weight is 0 until the first step sets it: if a model is built
+    # while a step is traced, its weights have no values yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")
