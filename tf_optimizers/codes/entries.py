@@ -70,7 +70,7 @@ class Entries(NamedTuple):
         values: [n].
         positions: int [n], increasing. The first positions may be -1, for
             entries that are not sent. After an exchange, the entries of all
-            replicas follow one another, and an entry that was not sent has
+            replicas are concatenated, and an entry that was not sent has
             position 0 and value 0.
         size: The number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
@@ -95,7 +95,7 @@ class Entries(NamedTuple):
 
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return the indices of slices, in int32 if the static shape allows it."""
+    """Return the indices of slices, as int32 if the static shape allows it."""
     shape = None
     if slices.dense_shape is not None:
         shape = tf.get_static_value(slices.dense_shape)
@@ -111,11 +111,11 @@ def packed_bits(size: int, count: int, code: str, tensors: int = 1) -> int:
 
 
 def whole_bytes(bits: Sequence[int]) -> list[int]:
-    """Divide the bytes of a message among its parts.
+    """Return how many bytes of a message belong to each of its parts.
 
-    The argument is each part's number of bits. The parts follow one another
-    without gaps. A byte with bits of several parts counts for the first of
-    these parts. The last part includes the padding to a whole number of words.
+    `bits` are the sizes of the parts, which follow one another without gaps. A
+    byte with bits of several parts counts toward the first of them. The last
+    part includes the padding to a whole number of words.
     """
     ends = [-(-end // 8) for end in itertools.accumulate(bits, initial=0)]
     ends[-1] += -ends[-1] % _WORD
@@ -153,12 +153,12 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
 def unpack_entries(
     words: tf.Tensor, entries: Sequence[Entries], rows: int = 1
 ) -> list[Entries]:
-    """Return all received entries, in the order of their rows.
+    """Return the entries of all received rows, in the order of the rows.
 
     Args:
         words: int32 [any, words], rows that `pack_entries` returned.
-        entries: The entries that this replica packed, which have the same
-            dtypes and shapes.
+        entries: The entries that this replica packed. Received entries have the
+            same dtypes and shapes.
         rows: The number of rows that this replica packed.
     """
     sizes = [e.size for e in entries]

@@ -1,10 +1,10 @@
 """Groups the entries of tensors into chunks that share a scale.
 
 An entry is a value of a tensor, with its position. A chunk holds entries of one
-tensor. If several tensors are joined into one, the positions decide how many
+tensor. If several tensors are joined into one, the positions show how many
 entries belong to each tensor. The layout then has as many chunks as the tensors
-can need, so that its shape does not depend on positions. The last chunks may be
-empty:
+can need at most, so that its shape does not depend on the positions. The last
+chunks may be empty:
 
     positions   -1  3  5 | 12        the second tensor begins at 10
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
@@ -30,8 +30,8 @@ def chunk_count(count: int, tensors: int = 1) -> int:
 class Layout:
     """Puts entries into chunks, and takes them out again.
 
-    The entries come in parts of shape [rows, n]. A part has the entries of one
-    tensor, or of several joined tensors.
+    The entries are given as parts of shape [rows, n]. A part has the entries of
+    one tensor, or of several joined tensors.
 
     Args:
         positions: int [rows, n] of each part, increasing in each row. The first
@@ -113,7 +113,7 @@ class _SeveralTensors:
         first = _first_indices(chunk, self.chunks + 1)
         entries = first[:, :-1, tf.newaxis] + tf.range(CHUNK)
         is_entry = entries < first[:, 1:, tf.newaxis]
-        # Places without an entry refer to the zero that `fill` appends.
+        # Cells without an entry refer to the zero that `fill` appends.
         entries = tf.where(is_entry, entries, count)
         self._entries = tf.reshape(entries, [rows, -1])
 
@@ -128,8 +128,8 @@ class _SeveralTensors:
 def _first_indices(rising: tf.Tensor, count: int) -> tf.Tensor:
     """Return the index of the first occurrence of each number below `count`.
 
-    Each row is searched separately. If a number does not occur in a row, return
-    the index where it would be inserted.
+    Each row of `rising` is searched separately. For a number that does not
+    occur in a row, the result is the index where it would be inserted.
     """
     numbers = tf.tile(tf.range(count)[tf.newaxis], [rising.shape[0], 1])
     return tf.searchsorted(rising, numbers)

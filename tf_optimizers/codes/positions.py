@@ -1,21 +1,21 @@
 """Encodes positions of entries in few bits.
 
 This is the Elias-Fano code. The address of an entry is its position plus 1. The
-low bits of an address are sent as they are. The high bits are the number of a
-block. Since addresses increase, each block is encoded as a 1 for each of its
-entries, followed by a 0. With 3 low bits, a block has 8 addresses:
+low bits of an address are sent unchanged. The high bits are the number of the
+address's block. Since addresses increase, a block is encoded as one 1 per
+entry, followed by a 0. With 3 low bits, a block has 8 addresses:
 
     positions     4    8    11   29
     addresses     5    9    12   30     0 is the address of position -1
     low bits     101  001  100  110
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
-If one element in 1000 is an entry, an entry takes 12 bits. If one element in 64
-is an entry, an entry takes 8 bits. If at least one element in 4 is an entry, a
-code with one bit per element is shorter. The choice between the codes depends
-only on the number of elements and the number of entries.
+An entry takes 12 bits if one element in 1000 is an entry, and 8 bits if one in
+64 is. If at least one in 4 is, a code with one bit per element is shorter. The
+choice between the codes depends only on the number of elements and the number
+of entries.
 
-Bits are booleans, or are packed into bytes, the lowest bit first.
+Bits are booleans, or are packed into bytes, lowest bit first.
 """
 
 import itertools
@@ -53,8 +53,8 @@ def from_bytes(data: tf.Tensor, count: int) -> tf.Tensor:
 def to_planes(numbers: tf.Tensor, width: int) -> tf.Tensor:
     """Return the `width` lowest bits of numbers, bool [rows, width * n].
 
-    The lowest bits of all numbers come first, then all second-lowest bits. The
-    numbers have the shape [rows, n].
+    The lowest bits of all numbers come first, then all second-lowest bits, and
+    so on. The numbers have the shape [rows, n].
     """
     rows, count = numbers.shape
     weights = _weights(width)
@@ -190,12 +190,12 @@ class _BitPerElement(NamedTuple):
         return self.size
 
     def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        # Positions of -1 get no bit. The reader counts the missing bits.
+        # Positions of -1 are not sent. The reader counts the missing bits.
         return [set_bits(addresses[0], self.size + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
-        # Put a 1 bit in front for each position of -1, so that all rows have
-        # the same number of 1 bits.
+        # Prepend a 1 bit for each position of -1, so that all rows have the
+        # same number of 1 bits.
         count = count_set(bits)
         places = tf.range(self.entries, dtype=count.dtype)
         missing = places < self.entries - count

@@ -8,13 +8,14 @@ see `Layout`. Two codes encode each value in a few bits:
     int2   a sign, and whether the magnitude is below the chunk's mean
            magnitude; the scales are the mean magnitudes below and above
 
-Scales are bfloat16. This dtype has the range of float32, so rounding does not
-depend on the learning rate or on the layer. The finer steps of float16 would
-not help, because codes are much coarser than either dtype.
+Scales are bfloat16. This dtype has the range of float32, so the relative
+rounding error does not depend on the learning rate or on the layer. The higher
+precision of float16 would not help, because codes are much coarser than either
+dtype.
 
 If a value of a chunk is not finite, the chunk's scales are inf. The codes then
-distinguish NaN, inf and -inf. Finite values of such a chunk have code 0 and are
-read as 0, so a replica keeps them to send them later.
+stand for NaN, inf and -inf. Finite values of such a chunk have code 0 and are
+read as 0, so a replica keeps them and sends them later.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ import tensorflow as tf
 
 from tf_optimizers.codes.layout import Layout, chunk_count
 
-# Smaller scales become 0. Some threads flush denormal numbers to 0 and some do
-# not, but all replicas must read the same values.
+# Smaller scales become 0. Not all threads flush denormal numbers to 0, but all
+# replicas must read the same values.
 _SMALLEST_SCALE = 2.0**-120
 # The largest bfloat16 number whose product with 7 is finite in float32.
 _LARGEST_STEP = 73 * 2.0**119
@@ -73,8 +74,8 @@ class Chunked:
     Attributes:
         width: The number of bits of a code.
         scales: The number of scales of a chunk.
-        encode: Returns the uint8 codes of chunks, and scales of shape
-            [chunks, scales].
+        encode: Returns the uint8 codes of chunks, and their scales, [chunks,
+            scales].
         decode: Returns the values of chunks, with 0 where a chunk has no entry.
     """
 
@@ -101,7 +102,7 @@ class Chunked:
         return self._decode(codes, scales, layout)
 
     def write(self, values: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Encode values as bytes, first scales, then codes: uint8 [rows, n]."""
+        """Encode values as bytes, scales before codes, uint8 [rows, n]."""
         codes, scales = self._encode(layout.fill(values))
         padded = [
             tf.pad(part, [[0, 0], [0, self._padded(count) - count]])
@@ -195,7 +196,7 @@ class Int4(Chunked):
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         """Return the values of chunks, with 0 where a chunk has no entry."""
-        # Places without an entry were encoded as zeros. The product is exact:
+        # Cells without an entry were encoded as zeros. The product is exact:
         # its factors have 3 and 8 significant bits.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
@@ -209,8 +210,7 @@ class Int2(Chunked):
         """Return the uint8 codes of chunks, and scales [chunks, 2]."""
         magnitudes = tf.abs(chunks)
         largest = tf.reduce_max(magnitudes, axis=1, keepdims=True)
-        # Use relative magnitudes, because their sum cannot overflow. `_mean`
-        # leaves out zeros.
+        # The sum of relative magnitudes cannot overflow. `_mean` ignores zeros.
         relative = tf.math.divide_no_nan(magnitudes, largest)
         is_high = relative >= _mean(relative)
         means = [
@@ -248,7 +248,7 @@ def _in_range(scales: tf.Tensor) -> tf.Tensor:
 
 
 def _mean(numbers: tf.Tensor) -> tf.Tensor:
-    """Return the mean of each chunk's numbers above 0; 0 if there are none."""
+    """Return the mean of each chunk's positive numbers; 0 if it has none."""
     count = tf.reduce_sum(tf.sign(numbers), axis=1, keepdims=True)
     total = tf.reduce_sum(numbers, axis=1, keepdims=True)
     return tf.math.divide_no_nan(total, count)
