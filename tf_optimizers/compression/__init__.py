@@ -1,1 +1,1 @@
-"""Sends the largest entries of gradients, and keeps the rest for later."""
+"""Sends the largest entries of gradients, and keeps the others for later."""

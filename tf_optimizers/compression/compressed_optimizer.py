@@ -22,9 +22,9 @@ class CompressedOptimizer(Optimizer):
     """An optimizer that sends only the largest entries of its gradients.
 
     The residual of a variable accumulates gradients until they are sent. A
-    subclass's `_update` calls `_send`. `_send` calls `_accumulate_residual` for
-    each variable that is compressed in this step, and `_dense_update` for each
-    other variable.
+    subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
+    each variable that is compressed in this step, and `_dense_update` for all
+    others.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -90,7 +90,7 @@ class CompressedOptimizer(Optimizer):
     def _dense_update(
         self, index: int, total: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the update of a variable whose gradients are sent whole.
+        """Return the update of a variable whose gradient is not compressed.
 
         `total` is the sum of the gradients of all replicas.
         """
@@ -112,8 +112,8 @@ class CompressedOptimizer(Optimizer):
 
         Args:
             variables: The variables of the gradients.
-            sparsity: Fraction of entries that are not sent; None sends whole
-                gradients.
+            sparsity: Fraction of entries that are not sent. With None, nothing
+                is compressed.
             gradients: This replica's gradients.
             rate: Scalar that multiplies gradients when they are accumulated.
             received_rate: Scalar that multiplies received sums.
@@ -164,10 +164,10 @@ class CompressedOptimizer(Optimizer):
         tensors are summed on the way, so their bytes are forwarded only
         2 (N - 1) / N times.
 
-        The size of a sparse gradient can change in every step. `DGCMomentum`
-        uses the size in the last step, for any `step`. Before the first step,
-        sparse gradients count as dense. `SparseLoCo` makes sparse gradients
-        dense.
+        The size of a sparse gradient can change from step to step.
+        `DGCMomentum` counts its size in the last step, whatever `step` is.
+        Before the first step, sparse gradients count as dense. `SparseLoCo`
+        makes sparse gradients dense.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.

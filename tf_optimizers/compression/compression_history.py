@@ -1,4 +1,4 @@
-"""Remembers which variables have been compressed."""
+"""Records which variables have been compressed."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from tf_optimizers.replicas import replicas_of
 
 
 class CompressionHistory:
-    """Remembers the variables whose gradients have been compressed.
+    """Records the variables whose gradients have been compressed.
 
-    Such a variable has a residual: values that a later step must send.
+    Such a variable has a residual, which a later step must send.
 
     Args:
         name: The optimizer's class, for error messages.
@@ -42,8 +42,8 @@ class CompressionHistory:
     def begin(self, optimizer: Any, residuals: Mapping[int, Residual]) -> None:
         """Find the nonzero residuals of a loaded state, before the first step.
 
-        Nonzero residuals must be sent even after the cool-down, and even if the
-        variables now have sparse gradients.
+        They must be sent even after the cool-down, and even if their variables
+        have sparse gradients now.
         """
         if self._is_begun:
             return
@@ -87,9 +87,9 @@ class CompressionHistory:
     ) -> list[Gradient]:
         """Make sparse gradients dense if their variable has been compressed.
 
-        Replicas exchange a sparse gradient whole, and compute the same update
-        only if they have the same momentum. Compression makes the momentum of a
-        variable differ between replicas.
+        A sparse gradient is not compressed, and replicas compute the same
+        update from it only if they have the same momentum. But compression
+        makes a variable's momentum differ between replicas.
         """
         return [
             as_dense(gradient, variable) if i in self._indices else gradient
@@ -115,7 +115,7 @@ class CompressionHistory:
         if len(set(indices)) < len(indices):
             twice = max(indices, key=indices.count)
             raise ValueError(
-                f"`{self._name}` takes one gradient per variable. Received: "
+                f"`{self._name}` needs one gradient per variable. Received: "
                 f"two gradients of {paths[twice]}. Pass their sum."
             )
         missing = self._indices.difference(indices)

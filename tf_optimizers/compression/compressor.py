@@ -88,7 +88,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for a strategy; afterwards, call `add` for each variable."""
+        """Prepare for a strategy; then call `add` for each variable."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
@@ -112,9 +112,9 @@ class Compressor:
                 Defaults to `None`.
             masking: Whether the momentum becomes 0 wherever entries of the
                 residual are sent. If not, a step that sends the whole residual
-                also sets each replica's momentum to the mean over replicas:
-                later steps send dense gradients, and need equal momentums.
-                Defaults to `True`.
+                also sets all momentums to their mean over replicas, because the
+                dense steps that follow need equal momentums. Defaults to
+                `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -164,7 +164,8 @@ class Compressor:
     ) -> list[Gradient]:
         """Prepare for a step; return its gradients, made dense where needed.
 
-        If `sends_all`, the step exchanges all variables, not only `variables`.
+        With `sends_all`, the step exchanges all variables, not only
+        `variables`.
 
         Raises:
             ValueError: If a variable has two gradients, or lacks a needed
@@ -245,8 +246,8 @@ class Compressor:
                 all entries.
             compressed: Indices of the variables whose residuals are sent.
             others: Gradients that are sent whole.
-            rate: Scalar to which residuals are proportional: the learning rate,
-                or 1.
+            rate: Scalar to which residuals are proportional, such as the
+                learning rate; see `Wire.unit`.
 
         Returns:
             The sums over all replicas, first of the residuals, then of
@@ -299,7 +300,7 @@ class Compressor:
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return the bytes that a replica sends, by index of the variable.
 
-        A variable that the dict lacks sends its dense gradient.
+        Variables that are not in the dict send dense gradients.
         """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
@@ -321,7 +322,7 @@ class Compressor:
         return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
 
     def sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum gradients over the replicas that share a residual."""
+        """Return the sums of gradients over replicas that share a residual."""
         if self.wire.devices == 1 or not gradients:
             return gradients
         return replicas_of().sum_on_worker(gradients)
@@ -329,8 +330,8 @@ class Compressor:
     def mean_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the mean gradients over this worker's part of the batch.
 
-        Keras divides the loss by the number of all replicas, so the sum over
-        this worker's replicas is multiplied by the number of workers.
+        Keras divides the loss by the number of all replicas. So the mean is the
+        sum over this worker's replicas times the number of workers.
         """
         workers = self.wire.replicas // self.wire.devices
         if workers == 1:

@@ -1,11 +1,11 @@
 """Sums entries by gathering them, and chooses between two exchanges.
 
 The entries of a replica take S bytes, or D bytes as a dense tensor. In a ring
-of N replicas, gathering all entries costs each replica (N - 1) S bytes, because
-a replica passes on the entries of all others. Summing dense tensors costs each
-replica 2 D (N - 1) / N bytes, even if most elements are 0. Entries are
-therefore sent as a dense tensor if N S > 2 D. All replicas know the same N, S
-and D, so they make the same choice.
+of N replicas, an all-gather of entries costs each replica (N - 1) S bytes,
+because each replica forwards the entries of the others. An all-reduce of dense
+tensors costs each replica 2 D (N - 1) / N bytes, even if most elements are 0.
+Entries are therefore sent as a dense tensor if N S > 2 D. All replicas know the
+same N, S and D, so they make the same choice.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class GatheredExchange(Exchange):
     @property
     def peer_bytes(self) -> float:
         """The bytes that a replica receives from each other replica."""
-        # Count only half the bytes of a dense sum: it needs no sorting, so a
-        # byte of it costs less than a byte of entries.
+        # Count only half the bytes of a dense sum. They cost less than bytes of
+        # entries, because a dense sum needs no sorting.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -114,10 +114,10 @@ def choose_exchange(
 
     With `GatheredExchange`, a replica sends its K entries to each of N - 1
     replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
-    each of them only K / N entries, and then K / N sums, so the cost does not
+    only K / N entries and then K / N sums to each of them, so the cost does not
     grow. But shards take two messages instead of one, and only the largest sums
-    are sent. So shards are chosen only if they halve the cost of sending to one
-    other replica. In bytes, with M = 32,768 for a message, this means
+    are sent. So shards are used only if they at least halve the cost of sending
+    to one other replica. In bytes, with M = 32,768 per message, this means
 
         (all entries) + M > 2 (entries for one shard + its sums + 2 M)
 

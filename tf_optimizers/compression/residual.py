@@ -1,4 +1,4 @@
-"""Keeps the residual of a variable: the entries to send later."""
+"""Keeps the residual of a variable: the values that are not sent yet."""
 
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +98,7 @@ class Residual:
         in v. NaN and inf become 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
-        # Change v after all reads of v, so that TensorFlow needs no copy.
+        # Assign to v after all reads of v, so that TensorFlow needs no copy.
         with tf.control_dependencies([selection.values]):
             self._call(
                 clear, *selection[:2], sent, unit, *self._masked_handles()
@@ -143,8 +143,8 @@ def _clear(
     unit: tf.Tensor,
     *masked: tf.Tensor,
 ) -> None:
-    # Entries that were not sent get a position beyond the end, which `_set`
-    # drops.
+    # Entries that were not sent get a position beyond the end, so that `_set`
+    # drops them.
     end = tf.constant(like.shape.num_elements(), positions.dtype)
     sent_at = tf.where(sent == 0, end, positions)
     rest = (values - sent) * unit / devices

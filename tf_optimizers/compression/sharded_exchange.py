@@ -11,8 +11,8 @@
 A shard is the part of all variables that one replica sums. A replica sends its
 largest entries of each shard, up to the shard's capacity. So the bytes do not
 grow with the number of replicas. An entry is removed from the residual and the
-momentum if it fitted into its shard and its sum came back. All other entries
-stay.
+momentum if it fits into its shard and its sum is among the largest. All other
+entries stay.
 """
 
 import itertools
@@ -73,8 +73,8 @@ class ShardedExchange(Exchange):
         """Return the bytes that a replica sends for each variable."""
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
-        # A message holds entries of all variables, so divide its bytes in
-        # proportion to the number of entries.
+        # A message holds entries of all variables, so divide its bytes among
+        # them in proportion to the numbers of entries.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -112,7 +112,7 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1
         )
         every = shards.every_address(sums)
-        # A value of 0 means that the shard had too few sums.
+        # A value of 0 means that the shard had fewer sums than it may send.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
@@ -146,13 +146,13 @@ class ShardedExchange(Exchange):
         rows = [replicas * self.wire.devices, -1]
         groups = tf.reshape(fill(slots, inner % span + 1, count) - 1, rows)
         values = tf.reshape(fill(slots, values, count), rows)
-        # A row holds entries of all variables. Their `ends` separate them for
-        # the code, since a scale is for the entries of one variable.
+        # A row holds entries of all variables. `ends` separates the variables,
+        # because a scale is shared only by entries of the same variable.
         ends = tuple(self.shards.first_groups[1:].tolist())
         code = CODES[self.wire.value_dtype]
         (rounded,) = code.round([values], Layout([groups], [ends]))
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
-        # An entry without a slot reads the 0 after the last slot.
+        # An entry that does not fit reads the 0 after the last slot.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
         return Entries(
             *(self._own_rows(rounded), self._own_rows(groups), span),
@@ -160,7 +160,7 @@ class ShardedExchange(Exchange):
         ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return only the rows that this replica sends, flattened."""
+        """Return the rows that this replica sends, flattened."""
         devices = self.wire.devices
         rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
         return tf.reshape(rows[:, replicas_of().rank % devices], [-1])

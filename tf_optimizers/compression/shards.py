@@ -2,16 +2,15 @@
 
 Each of N replicas sums the entries of one shard. Each group of N consecutive
 positions has one position for each shard. Groups are numbered across all
-tensors. Every group rotates the shards, so that a regular pattern, such as a
-column of zeros, does not end up in one shard. With 3 shards:
+tensors. In every group, the shards are rotated, so that a regular pattern, such
+as a column of zeros, does not fall into one shard. With 3 shards:
 
     position    0  1  2    3  4  5    6  7  8    9
     group          0          1          2       3
     shard       0  1  2    1  2  0    2  0  1    1
 
 An entry's address is its shard times the number of groups, plus its group. So
-the addresses of a shard are consecutive, in the order of tensors and
-positions.
+the addresses of a shard are consecutive, and ordered by tensor and position.
 """
 
 import itertools
@@ -89,7 +88,7 @@ class Shards(NamedTuple):
         return [tf.reshape(part, [-1]) for part in parts]
 
     def largest_sums(self, received: Entries) -> list[Entries]:
-        """Return the largest sums of a shard, to be sent to all replicas.
+        """Return this replica's largest sums, which it sends to all replicas.
 
         Args:
             received: Entries of the shard from all replicas; their positions
@@ -131,7 +130,7 @@ class Shards(NamedTuple):
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
-    """Return how far a group rotates the shards, a number below 2^16."""
+    """Return how far the shards are rotated in a group, a number below 2^16."""
     return group * _FACTOR // (1 << 16) % (1 << 16)
 
 
@@ -151,11 +150,12 @@ def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def slots_of(
     values: tf.Tensor, bins: tf.Tensor, capacities: Sequence[int]
 ) -> tf.Tensor:
-    """Return the slots of the largest entries of each bin, int32 [n].
+    """Return the slot of each entry; only a bin's largest entries get one.
 
-    Slots are numbered across all bins. The largest entries of a bin fill its
-    last slots, in their original order. NaN counts as larger than infinity.
-    Zeros, and entries that do not fit, get the number after the last slot.
+    The result is int32 [n]. Slots are numbered across all bins. The largest
+    entries of a bin fill its last slots, in their original order. NaN counts as
+    larger than infinity. Zeros, and entries that do not fit, get the number
+    after the last slot.
 
     Args:
         values: float32 [n].

@@ -13,12 +13,12 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 # The warm-up of arXiv:1712.01887.
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # The settings of `DGCMomentum.for_steps`, found by benchmarks/accuracy.py. The
-# stage 0.75 would send most of a run's bytes. Without this stage, the other
-# stages can be longer.
+# stage 0.75 is left out, because it would send most of a run's bytes. Without
+# it, the other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
-# In runs that do not reach this stage, `SparseLoCo` multiplies residuals by
-# this decay. benchmarks/loco_accuracy.py found both numbers in runs of 96 to
-# 256 steps. Longer runs need the updates that a decay would lose.
+# In runs that do not reach this stage, `SparseLoCo` uses this `residual_decay`.
+# benchmarks/loco_accuracy.py found both numbers in runs of 96 to 256 steps.
+# Longer runs need the updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
@@ -93,7 +93,7 @@ class SparsitySchedule:
     def stage(self, step: Any) -> Any:
         """Return the index in `stages` of the sparsity at `step`.
 
-        The index is a tensor if `step` is a tensor.
+        The index is a tensor if `step` is a tensor, and otherwise an int.
         """
         if not tf.is_tensor(step):
             return self._order[bisect.bisect(self._starts, step) - 1]
@@ -118,7 +118,7 @@ class SparsitySchedule:
     def _warm_up(self) -> Iterator[tuple[int, float | None]]:
         """Yield the start and the sparsity of each stage.
 
-        If several stages have the same start, only the last of them counts.
+        Of several stages with the same start, only the last one counts.
         """
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:
@@ -162,9 +162,9 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    The schedule omits a sparsity if a replica would send each entry, on
-    average, fewer than two times in the whole run. Rarer updates would be
-    stale.
+    The schedule omits a sparsity at which a replica would send each entry fewer
+    than two times in the whole run, on average, because such rare updates would
+    be stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
@@ -202,11 +202,11 @@ def recommended_updates(
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    Each exchange sends the same share of the entries. With this
-    share, the run sends 1 / `TIMES_FEWER_BYTES` of the bytes of dense float32
-    gradients in every step. In a short run, the share is larger: on
-    average, each entry is sent at least `SENT_AT_LEAST` times. In both cases,
-    the share is at most `LARGEST_SHARE`.
+    Each exchange sends the same fraction of the entries, so that the run sends
+    1 / `TIMES_FEWER_BYTES` of the bytes of dense float32 gradients in every
+    step. In a short run, the fraction is larger, so that each entry is sent at
+    least `SENT_AT_LEAST` times on average. In both cases, the fraction is at
+    most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
     bits = 32 * sync_every / TIMES_FEWER_BYTES
@@ -221,9 +221,8 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 
 
 def _bits_of_round(shares: np.ndarray) -> np.ndarray:
-    """Return an exchange's bits per parameter.
+    """Return an exchange's bits per parameter, for each fraction of entries.
 
-    `shares` are the fractions of entries to send; there is a result for each.
     An int2 value takes 2.5 bits, with its part of the scales. A position takes
     2 - log2(share) bits. All positions together take at most one bit per
     parameter.
@@ -234,7 +233,7 @@ def _bits_of_round(shares: np.ndarray) -> np.ndarray:
 def sent_count(size: int, sparsity: float) -> int:
     """Return how many of `size` entries are sent, at least one.
 
-    The sparsity counts as a decimal number: at 0.999, exactly 1,000 of
+    The sparsity is read as a decimal number: at 0.999, exactly 1,000 of
     1,000,000 entries are sent, not 999.
     """
     return max(1, int(size * (1 - Fraction(str(sparsity)))))

@@ -1,4 +1,4 @@
-"""Finds the entries of largest magnitude, exactly, without sorting all.
+"""Finds the entries of largest magnitude exactly, without sorting them all.
 
     values ── sample ── threshold that more than k entries should reach
        │                   │
@@ -22,23 +22,23 @@ import tensorflow as tf
 from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.kernels import compiled
 
-# The sample should hold about this many of the k largest entries, or more. The
-# number in the sample has a standard deviation of about its square root. The
-# threshold allows for four deviations, so there are rarely fewer than k
-# candidates. If there are fewer, a second search among all entries gives the
-# exact result.
+# The sample should contain at least about this many of the k largest entries.
+# Their number in the sample has a standard deviation of about its square root.
+# The threshold allows for four deviations, so there are rarely fewer than k
+# candidates. If there are, a second search among all entries gives the exact
+# result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
-# The largest distance between samples. A smaller distance takes more samples,
-# and finds fewer needless candidates. A candidate costs as much as 4 samples.
+# The largest distance between samples. With a smaller distance, there are more
+# samples but fewer needless candidates. A candidate costs as much as 4 samples.
 _STRIDE = 128
 
 # Entries per block, one cache line. Searching a block takes as long as skipping
 # 128 entries.
 _BLOCK = 16
 _SEARCH_COST = 128
-# For a k below this number, and small compared to the number of values, sorting
-# maxima is faster than sampling.
+# If k is below this number, and small compared with the number of values,
+# sorting maxima is faster than sampling.
 _LEAST_TO_SAMPLE = 1536
 
 _SMALLEST = 1  # The bits of the smallest magnitude above 0.
@@ -144,7 +144,7 @@ def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
     The magnitudes are integers. On a CPU, they are converted to float64, which
-    is exact: XLA does not vectorize maxima of integers there.
+    is exact, because XLA does not vectorize maxima of integers there.
     """
     magnitude = _magnitude(rows)
     if not gpu:
@@ -153,7 +153,7 @@ def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
-    """Return a magnitude that slightly more than k entries should reach."""
+    """Return a magnitude that a little more than k entries should reach."""
     stride = _stride(values.shape[0], k)
     start = tf.random.stateless_uniform([], seed, 0, stride, tf.int32)
     expected = k / stride

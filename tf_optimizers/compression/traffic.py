@@ -50,10 +50,10 @@ def _row(dense: int, sent: int) -> dict[str, float]:
 class SentRows:
     """Counts the bytes of gradients that are `tf.IndexedSlices`.
 
-    Tracing a step shows which gradients are sparse. Running the step shows how
-    many rows these gradients have. Once a gradient is sparse, later gradients
-    of the variable count as sparse too. Only the rows of a process's first
-    replica are counted.
+    Tracing a step shows which gradients are sparse, and running it shows how
+    many rows they have. Once a gradient has been sparse, all later gradients of
+    the variable count as sparse. Only the rows of a process's first replica are
+    counted.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -63,7 +63,7 @@ class SentRows:
         self._is_known = False
 
     def count(self, index: int, gradient: Gradient, variable: Any) -> None:
-        """Count the bytes that this step sends for a variable."""
+        """Count the bytes of this step's gradient, if it is or was sparse."""
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)

@@ -1,7 +1,7 @@
 """Describes how entries are sent, and counts their bytes.
 
 The devices of a worker share the residual v of a variable, the values that are
-not sent yet. Each device holds an equal fraction of v. The devices sum their
+not sent yet: each device holds an equal fraction of v. The devices sum their
 gradients before compression. Then each device sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
@@ -52,7 +52,7 @@ class Wire(NamedTuple):
 
     @property
     def carrier_dtype(self) -> tf.DType:
-        """The dtype in which TensorFlow gathers values that are not packed.
+        """The dtype in which values are sent if they are not packed.
 
         TensorFlow cannot gather bfloat16, and has no codes of a few bits.
         """
@@ -60,12 +60,12 @@ class Wire(NamedTuple):
         return tf.float16 if is_half else tf.float32
 
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
-        """Return the number that divides values before they are sent, or None.
+        """Return the number to divide values by before they are sent, or None.
 
-        Values are proportional to `rate`. At a low rate, half-precision values
-        would become 0, so they are divided by a unit: the largest power of two
-        up to the rate, or 1 if the rate is 0. The division is exact, and all
-        replicas compute the same unit. Other formats need no unit.
+        Values are proportional to `rate`, so at a low rate, half-precision
+        values would become 0. The unit is the largest power of two up to the
+        rate, or 1 if the rate is 0. Division by it is exact, and all replicas
+        compute the same unit. Other formats need no unit.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
