@@ -32,9 +32,9 @@ from tf_optimizers.layerwise.layerwise_step import (
     trust_ratio_from_moments,
 )
 
-# One launch of a GPU kernel steps at most `LAUNCH_VARIABLES` variables. If it
-# steps several, they have at most `LAUNCH_ELEMENTS` elements in all. Larger
-# launches would save little time, and need more gradients in memory at once.
+# One launch of a GPU kernel updates at most `LAUNCH_VARIABLES` variables, which
+# have at most `LAUNCH_ELEMENTS` elements together, unless there is only one.
+# Larger launches would save little time, and keep more gradients in memory.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -43,9 +43,9 @@ Row = tuple[tf.Variable, tf.Tensor, Any]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Keeps Adam's moments, and steps in proportion to each variable's norm.
+    """Keeps Adam's moments, and updates in proportion to each variable's norm.
 
-    `Lamb` documents the arguments, and has the same defaults.
+    `Lamb` documents the arguments and their defaults.
     """
 
     exclude_from_layer_adaptation = Fixed()
@@ -94,7 +94,7 @@ class LayerwiseOptimizer(Optimizer):
         return {LAYER_ADAPTATION: self.exclude_from_layer_adaptation}
 
     def _is_adapted(self, index: int) -> bool:
-        """Return whether the variable at a position has a trust ratio."""
+        """Return whether the variable at `index` has a trust ratio."""
         if self.exclude_from_layer_adaptation is None:
             return self._is_decayed(index)
         return not self._excluded.has(LAYER_ADAPTATION, index)
@@ -115,7 +115,7 @@ class LayerwiseOptimizer(Optimizer):
         }
 
     def _kernel(self) -> Callable:
-        """Return the function that steps one variable, such as `lamb_step`."""
+        """Return the function that updates a variable, such as `lamb_step`."""
         raise NotImplementedError
 
     def _direction(self) -> Callable:
@@ -147,7 +147,7 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Step the components on one device; on a GPU, several per launch."""
+        """Update a device's components; on a GPU, several per kernel launch."""
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]
@@ -177,12 +177,12 @@ class LayerwiseOptimizer(Optimizer):
 
     def _steps(self) -> tf.Tensor:
         """Return the number of steps so far."""
-        # When a step is traced, adding to a Keras variable takes longer than
-        # adding to a tensor.
+        # Adding to a Keras variable takes longer to trace than adding to a
+        # tensor.
         return tf.convert_to_tensor(self.iterations)
 
     def _step_together(self, rows: list[Row], step: tf.Tensor) -> None:
-        """Step variables, or their components, in one kernel."""
+        """Update variables, or their components, in one kernel."""
         variables, gradients, (rate, *_) = map(list, zip(*rows, strict=True))
         indices = [variable_index(self, v) for v in variables]
         weights = list(map(self._full_precision, variables))
@@ -211,15 +211,15 @@ def launches(
 ) -> list[list[int]]:
     """Return the positions in `variables`, grouped by launch of a GPU kernel.
 
-    A launch takes as long as stepping a few million parameters, so small
+    A launch takes as long as the update of a few million parameters, so small
     variables share a launch. Variables in a launch have the same shape, so that
     a model needs few kernels. If a variable occurs several times, each
-    occurrence goes into a later launch than the previous occurrence.
+    occurrence is in a later launch than the previous one.
 
     Args:
         variables: The index of each variable.
-        kernels: For each variable, a key of the kernel that steps the variable:
-            a tuple that begins with the variable's shape.
+        kernels: For each variable, the key of its kernel: a tuple that begins
+            with the variable's shape.
     """
     groups: dict[Any, list[int]] = {}
     times: collections.Counter = collections.Counter()

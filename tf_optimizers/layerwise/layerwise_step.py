@@ -9,7 +9,7 @@ from tf_optimizers.kernels import Betas, bias_correction, norms
 
 
 class LayerwiseHyperparameters(NamedTuple):
-    """The settings of one variable's step.
+    """The hyperparameters for one variable's step.
 
     Inside a kernel, each float is a float64 scalar tensor; see `compiled`.
     """
@@ -62,7 +62,7 @@ def trust_ratio(
 ) -> tf.Tensor:
     """Return phi(weight_norm) / norm, or 1 if phi(weight_norm) or norm is 0.
 
-    phi clamps a norm to the bounds. NaN stays NaN, and reaches the weights.
+    phi clamps a norm to the bounds. NaN stays NaN, so it reaches the weights.
     """
     phi = weight_norm
     if hyperparameters.lower_bound is not None:
