@@ -27,23 +27,23 @@ HOST = "/CPU:0"
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. If a gradient were a plain
-    tensor, Keras would divide it on the model's device, and allocate a second
-    gradient there.
+    Keras divides gradients by the loss scale. If a gradient were a tensor,
+    Keras would divide it on the model's device, and allocate a second gradient
+    there.
     """
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor = tensor
 
     def __truediv__(self, scale: float) -> "HostGradient":
-        """Return the unscaled gradient in its state's dtype."""
+        """Return the unscaled gradient, in the dtype of its state."""
         with tf.device(HOST):
             gradient = tf.cast(self.tensor, state_dtype(self.tensor.dtype))
             return HostGradient(gradient / scale)
 
 
 class OnHost:
-    """Keeps state on the host, once per worker, for all replicas of a worker.
+    """Keeps state on the host, as one copy for all replicas of a worker.
 
     Under a strategy with merge calls, such as `MirroredStrategy`, one thread
     updates the state. Under other strategies, the replicas trace the same code
@@ -53,7 +53,7 @@ class OnHost:
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
-        # Changes that a step has computed but not sent, by id of the variable.
+        # Changes that are computed but not sent yet, by id of the variable.
         self.unsent: dict[int, tf.Tensor] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -94,7 +94,7 @@ class OnHost:
 
         Args:
             key: A name for the call, unique within the step.
-            function: Returns tensors. `once` returns them on each replica.
+            function: Returns tensors, which every replica gets.
         """
         group = replicas_of()
         if tf.distribute.in_cross_replica_context() or group.count == 1:
@@ -161,8 +161,8 @@ def in_place(
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
-    `old` was copied from another device, so its memory is pinned. From memory
-    that is not pinned, copying the result to a GPU takes five times as long.
+    `old` was copied from another device, so its memory is pinned. Copying a
+    result to a GPU from other memory takes five times as long.
     """
     # Under XLA, all tensors are on one device, and XLA chooses the memory.
     if in_xla():

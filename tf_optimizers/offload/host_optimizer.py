@@ -1,4 +1,4 @@
-"""Keeps state on the host and steps there, once per worker process."""
+"""Keeps state on the host, and runs steps there, once per worker process."""
 
 import contextlib
 import functools
@@ -39,16 +39,16 @@ from tf_optimizers.offload.host import (
 from tf_optimizers.replicas import replicas_of
 
 # A variable with at least this many elements is large. At most `_AT_ONCE` large
-# variables are stepped at the same time. So the changes of the first variables
-# are sent back while other variables are stepped.
+# variables are updated at the same time, so that the changes of the first
+# variables are sent back while others are updated.
 _LARGE = 1 << 18
-# This many steps at the same time use all processors, because XLA runs a
+# This many kernels at the same time use all processors, because XLA runs a
 # memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
 class HostOptimizer(Optimizer):
-    """An optimizer that steps on the host, once per worker process.
+    """An optimizer that runs its steps on the host, once per worker process.
 
     Every piece of state (slots, master weights, moving averages, gradient
     accumulators) is one plain variable per process, on the host. One
@@ -58,7 +58,7 @@ class HostOptimizer(Optimizer):
         ─> host: accumulate ─ clip ─ `update_step`
         ─> every replica's weights ─> host: averages
 
-    The last layer steps first, since its gradient is known first.
+    The last layer is updated first, because its gradient arrives first.
 
     A subclass defines `_rate(learning_rate, step)`, which returns the rate for
     `update_step`. If a variable `is_on_host`, `update_step` updates the
@@ -80,7 +80,7 @@ class HostOptimizer(Optimizer):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Send gradients to the host, unless replicas must first sum them."""
+        """Copy gradients to the host, unless replicas must sum them first."""
         check_not_compiled(type(self).__name__, variables)
         if replicas_of().count > 1:
             return super()._cast(gradients, variables)
@@ -113,7 +113,7 @@ class HostOptimizer(Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Step on the host, and send the changes to every replica."""
+        """Run the step on the host, and send the changes to every replica."""
 
         def work() -> list[tf.Tensor]:
             hosted = list(map(on_host, gradients, variables))
@@ -124,7 +124,7 @@ class HostOptimizer(Optimizer):
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators or, if they are full, step."""
+        """Add to the accumulators or, if they are full, run the step."""
         accumulators = Accumulators(self, variables, self._placement)
 
         def work() -> list[tf.Tensor]:
@@ -161,7 +161,7 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Step on the host; return the updates of all variables elsewhere."""
+        """Run the step; return the changes of variables on other devices."""
         # Read the learning rate and `iterations` on their own devices.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
@@ -202,9 +202,9 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that lets at most `_AT_ONCE` large steps run at once.
+    """Return a scope that limits large updates at the same time to `_AT_ONCE`.
 
-    `changes` are the results of the previous large steps.
+    `changes` are the results of the previous large updates.
     """
     last = len(changes) - _AT_ONCE
     return tf.control_dependencies(
@@ -227,7 +227,7 @@ def _in_state_dtype(
 
 
 def _not_on_host(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Return the variables that are not on the host, in the order of steps."""
+    """Return the variables that are not on the host, in order of updates."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
 
@@ -249,7 +249,7 @@ def bytes_by_device(
     state: Iterable[Any],
     master_weights: Iterable[Any],
 ) -> Summary:
-    """Return {optimizer: {"device" or "host": {kind: bytes}}} of this worker.
+    """Return this worker's {optimizer: {"device" or "host": {kind: bytes}}}.
 
     The optimizers are `name` and, for comparison, `keras.optimizers.Adam`,
     which keeps two moments next to each weight, in the weight's dtype.
@@ -274,7 +274,7 @@ def bytes_by_device(
 
 
 def _by_device(variables: Iterable[Any]) -> dict[str, int]:
-    """Return how many bytes of variables are on the host, and elsewhere."""
+    """Return how many bytes of variables are on the host, and on devices."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
         # A replica holds some rows of sharded state, or none.
