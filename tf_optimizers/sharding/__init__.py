@@ -1,1 +1,1 @@
-"""Distributes the state of an optimizer among replicas."""
+"""Distributes an optimizer's state among replicas."""

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tf_optimizers._compat.owned import Rows
 
-# A replica's load is the number of bytes that it owns. A load above this limit
-# times the mean load causes a warning. If all variables can be split, no load
-# exceeds the limit, because a variable that is not split has at most half of
-# the mean load.
+# A replica's load is the number of bytes that it owns. A load of more than this
+# factor times the mean load causes a warning. If all variables can be split,
+# there is no such load, because a variable that is not split has at most half
+# of the mean load.
 _LARGEST_LOAD = 1.5
-# Keras's elementwise optimizers: the step of an element depends on no other
+# Keras's elementwise optimizers: the update of an element depends on no other
 # element.
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
@@ -46,8 +46,8 @@ class Piece(NamedTuple):
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Return whether an optimizer may step rows of a variable separately."""
-    # Ignore an inherited attribute, because a subclass may step differently.
+    """Return whether an optimizer may update a variable's rows separately."""
+    # Ignore an inherited attribute, because a subclass may update differently.
     is_set = "is_elementwise" in vars(type(optimizer)) | vars(optimizer)
     return bool(
         optimizer.is_elementwise if is_set else type(optimizer) in _ELEMENTWISE
@@ -92,7 +92,7 @@ def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:
 
 
 def bytes_of(variable: Any, piece: Piece | None = None) -> int:
-    """Return the bytes of one copy of a variable, or of a piece of it."""
+    """Return the size of a variable, or of a piece of it, in bytes."""
     shape = list(variable.shape)
     if piece is not None and piece.ends is not None:
         shape[0] = piece.ends[1] - piece.ends[0]
@@ -111,6 +111,6 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         f"of {mean:.0f} bytes; the largest variable is {largest.name}, with "
         f"{bytes_of(largest)} bytes. Use fewer replicas, split the largest "
         "variable into several, or use an elementwise optimizer, such as "
-        "`keras.optimizers.AdamW`, whose large variables are split.",
+        "`keras.optimizers.AdamW`, so that large variables are split by rows.",
         stacklevel=2,
     )

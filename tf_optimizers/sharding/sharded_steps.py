@@ -1,4 +1,4 @@
-"""Steps the weights that this replica owns, and sends them to all replicas."""
+"""Updates the weights that this replica owns; sends them to all replicas."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +128,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, positions[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the variable to step: the whole weight, or a copy of rows."""
+        """Return the variable to update: the weight, or a copy of its rows."""
         weight = own_component(self._variables[piece.position])
         if piece.is_whole:
             return weight
@@ -146,7 +146,7 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
-            # Schedules count micro-batches, but the formula of the step needs
+            # Schedules count micro-batches, but the optimizer's formula needs
             # the number of updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
@@ -179,9 +179,9 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Step a variable; raise if the step changes state of another variable.
+        """Update a variable; raise if this changes another variable's state.
 
-        Replicated state may change only in the step of its variable.
+        Replicated state may change only with its own variable.
         """
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
@@ -195,7 +195,7 @@ class ShardedSteps:
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
         """Clip gradients by `clipnorm` or `global_clipnorm`.
 
-        The norms are taken over the rows of all replicas.
+        The norms are those of whole gradients, over the rows of all replicas.
         """
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
@@ -241,8 +241,8 @@ class ShardedSteps:
         """Set variables to their averages, outside of `strategy.run`.
 
         Keras passes the variables that are trainable now, even if the optimizer
-        does not update them. A traced step still updates variables that were
-        frozen after the trace, so this method sets these variables, too.
+        does not update them. If a variable was frozen after the step was
+        traced, the step still updates it, so this method sets it, too.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):
@@ -266,8 +266,8 @@ class ShardedSteps:
         Args:
             pieces: The pieces to send.
             weights: The weights that this replica has updated.
-            stepped: The position of any variable that was stepped. The first
-                owner of this variable sends state that belongs to no variable.
+            stepped: The position of any variable that the step has updated. The
+                variable's first owner sends state that belongs to no variable.
         """
         whole = [own_component(variable) for variable in self._variables]
         state = [own_component(variable) for variable, _ in self._replicated]
@@ -280,7 +280,7 @@ class ShardedSteps:
         values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
         # All owners of a variable's rows have changed its replicated state in
-        # the same way, so the first owner sends the state.
+        # the same way, so it is enough that the first owner sends it.
         owners += [
             self._pieces_of[stepped if position is None else position][0].owner
             for _, position in self._replicated
@@ -289,7 +289,7 @@ class ShardedSteps:
         parts: dict[int, list[tf.Tensor]] = {}
         for piece, new in zip(pieces, news, strict=False):
             # The owner of a whole weight already has the new value, but an
-            # owner of rows has stepped a copy.
+            # owner of rows has updated only a copy.
             if piece not in weights or not piece.is_whole:
                 parts.setdefault(piece.position, []).append(new)
         for position, rows in parts.items():

@@ -25,7 +25,7 @@ class Slots:
     variable is split, each owner holds the state of its own rows.
 
     State that belongs to no variable is replicated: every replica holds all of
-    the state. If a variable is split, its state of any other shape is
+    it. If a variable is split, state with another shape than the variable is
     replicated, too. Gradient accumulators are neither owned nor replicated:
     every replica holds its own sums.
 
@@ -36,11 +36,11 @@ class Slots:
         devices: The devices for the state of this process's replicas.
 
     Attributes:
-        owned: Pairs of a state variable, and a piece of the model's variable
+        owned: Pairs of a state variable and the piece of a model's variable
             that the state belongs to.
-        replicated: Pairs of a replicated state variable, and the position of
-            the model's variable that the state belongs to. The position is None
-            if the state belongs to no variable.
+        replicated: Pairs of a state variable and the position of the model's
+            variable that the state belongs to, or None if it belongs to no
+            variable.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # TensorFlow must call this creator before the creators of the strategy
-        # and of optimizers with state on the host.
+        # TensorFlow must call this creator before those of the strategy and of
+        # optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
