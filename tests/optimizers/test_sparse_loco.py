@@ -416,7 +416,7 @@ def test_exclusions_reach_the_inner_optimizer():
     bias = keras.Variable([1.0], name="bias")
     optimizer.apply([tf.zeros([1])] * 2, [kernel, bias])
     assert (float(kernel[0]), float(bias[0])) == (0.5, 1.0)
-    with pytest.raises(ValueError, match="`var_list` must not hold"):
+    with pytest.raises(ValueError, match="`var_list` must not contain"):
         optimizer.exclude_from_weight_decay(
             [keras.Variable([1.0], dtype="bfloat16")]
         )
@@ -426,7 +426,7 @@ def test_exclusions_reach_the_inner_optimizer():
 def test_optimizer_that_does_not_step_is_rejected(name):
     if not hasattr(keras.optimizers, name):
         pytest.skip(f"Keras has no {name} yet")
-    with pytest.raises(ValueError, match="must step from the current"):
+    with pytest.raises(ValueError, match="must update the current"):
         tfo.SparseLoCo(getattr(keras.optimizers, name)(RATE))
     subclass = type("Own", (getattr(keras.optimizers, name),), {})
     with pytest.raises(ValueError, match="Received: `Own`"):

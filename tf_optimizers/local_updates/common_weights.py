@@ -18,7 +18,7 @@ from tf_optimizers.local_updates.sparse_loco_checks import (
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import local_steppers, sparse_locos_of
 
-# A run of fewer rounds may end before most updates have been sent.
+# A run with fewer rounds may end before most updates have been sent.
 _FEWEST_ROUNDS = 100
 
 
@@ -66,18 +66,18 @@ class CommonWeights(keras.callbacks.Callback):
 
 
 class EnoughRounds(keras.callbacks.Callback):
-    """Warns if a run has too few rounds to send most updates.
+    """Warns if a run has too few rounds to send most of its updates.
 
-    A round is some local steps on each replica, followed by an exchange. A
-    round ends early at the end of an epoch.
+    A round is some local steps on each replica, followed by an exchange. The
+    end of an epoch also ends the round.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Let the next epoch check the run."""
+        """Let the first epoch check the run."""
         self._is_checked = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Warn in the first epoch, if the length of epochs is known."""
+        """Warn once per run, if the length of epochs is known."""
         batches = self.params.get("steps")
         if self._is_checked or batches is None:
             return

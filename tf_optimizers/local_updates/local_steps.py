@@ -19,9 +19,9 @@ from tf_optimizers.wrapped import wrapped_optimizers
 class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
-    Each replica has its own state of the optimizer. Outside of replicas, a read
-    of the state returns the mean over replicas, and an assignment changes the
-    state on all replicas.
+    Each replica has its own state of the optimizer. Outside of `strategy.run`,
+    reading the state returns the mean over replicas, and assigning to it
+    changes the state on all replicas.
     """
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
@@ -36,13 +36,13 @@ class LocalSteps(InnerSteps):
                 other.assign(first)
 
     def variable_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope that puts variables where the optimizer's state is."""
+        """Return a scope for variables on the device of the state."""
         if self._is_hosted():
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
     def tensor_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope that puts tensors where the optimizer's state is."""
+        """Return a scope for tensors on the device of the state."""
         if self._is_hosted():
             return tf.device(HOST)
         return contextlib.nullcontext()
@@ -67,7 +67,7 @@ class LocalSteps(InnerSteps):
             gradients: This replica's gradients, dense.
             weights: This replica's components of the variables.
             indices: Positions of the variables among all variables.
-            updates: The value of `iterations` for the inner optimizer.
+            updates: The value to assign to the inner optimizer's `iterations`.
         """
         for each in wrapped_optimizers(self._optimizer):
             own_component(each.iterations).assign(updates)

@@ -3,7 +3,7 @@
 A round is some local steps on each replica. The last step of a round adds the
 changes of weights to residuals, and starts an exchange. While the next round
 runs, a thread exchanges the largest entries of the residuals, and updates the
-common weights. The last step of the next round waits for this exchange.
+common weights. The last step of the next round first waits for the thread.
 
 step      round ends: accumulate, start       next round ends: wait, ...
 thread                           exchange, update the common weights
@@ -22,7 +22,7 @@ from tf_optimizers.replicas import effects_of, replicas_of
 
 
 class OverlappedExchange:
-    """Exchanges an optimizer's entries while the next local steps run.
+    """Exchanges a round's entries in a thread while the next round runs.
 
     Args:
         optimizer: A `SparseLoCo`.
@@ -49,7 +49,8 @@ class OverlappedExchange:
         Call this in a step.
 
         Args:
-            due: Sets of variables, and whether to exchange each set now.
+            due: Sets of variables, each with a bool tensor: whether to exchange
+                the set now.
             stepped: The variables that the step updates.
         """
         self._optimizer._compressor.allocate()
@@ -76,15 +77,15 @@ class OverlappedExchange:
                 *(is_due, functools.partial(begin, choice)),
                 lambda: tf.constant(False),
             )
-            # This branch must contain no collective. `send` waits for the other
-            # replicas of the process, and another replica could already be
-            # waiting for this replica in the collective.
+            # This branch must contain no collective: `send` waits for the other
+            # replicas of the process, and one of them could already be in the
+            # collective, waiting for this replica.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(
         self, choice: Choice, stepped: Sequence[tf.Variable]
     ) -> None:
-        """Add the changes of weights to residuals; begin the next round."""
+        """Add the changes of weights to residuals, and begin the next round."""
         optimizer, rounds = self._optimizer, self._rounds
         compressor, variables = optimizer._compressor, rounds.chosen(choice)
         weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
@@ -136,7 +137,7 @@ class OverlappedExchange:
     def _send(
         self, choice: Choice, updates: tf.Tensor, sparsity: float | None, _: Any
     ) -> None:
-        """Send the largest entries; update the common weights."""
+        """Send the largest entries, and update the common weights."""
         compressor = self._optimizer._compressor
         commons, bases = self._rounds.kept(choice)
         indices, chosen, others = self._positions(self._rounds.chosen(choice))

@@ -5,17 +5,17 @@
                          (`steps` times)          w_i <- start
                                                   exchange; update w_i
 
-Here w_i are the weights of replica i. A round ends early if weights are about
-to be read.
+Here w_i are the weights of replica i. A round ends early if weights must be
+equal, for example for an evaluation.
 
-With a `step_ahead`, w_i moves by a part of replica i's unsent updates before
-the local steps. The variable `base` holds the weights after this move, and the
+With `step_ahead`, a fraction of replica i's unsent updates is applied to w_i
+before the local steps. The variable `base` holds these weights, and the
 pseudo-gradient is base - w_i.
 
 With `overlaps`, replicas exchange the entries of a round while the next round
 runs. They continue from their own weights, and two variables replace `start`:
-`common` holds the weights that are equal on all replicas, and `base` holds the
-weights from which a replica's local steps began.
+`common` holds the weights that are equal on all replicas, and `base` holds a
+replica's own weights at the start of the round.
 
     round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
@@ -46,8 +46,8 @@ class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
     A round is some local steps on each replica, followed by an exchange. Each
-    round starts from the current weights, since a callback may have changed the
-    weights after the last round.
+    round starts from the current weights, because a callback may have changed
+    them since the previous round.
 
     Args:
         optimizer: The optimizer that owns the variables of this object.
@@ -57,8 +57,8 @@ class Rounds:
         steps: The number of local steps in a round. Also an attribute.
         overlaps: Whether a round's entries are exchanged while the next round
             runs.
-        step_ahead: The fraction of its unsent updates by which a replica's
-            weights move when a round begins.
+        step_ahead: The fraction of a replica's unsent updates that is applied
+            to its weights when a round begins.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Rounds:
 
     @property
     def taken(self) -> int:
-        """The number of local steps since all replicas had the same weights."""
+        """The number of local steps since all replicas had equal weights."""
         return int(tf.convert_to_tensor(self._taken.value))
 
     def left(self) -> tf.Tensor:
@@ -119,10 +119,10 @@ class Rounds:
         stepped: Sequence[tf.Variable],
         unsent_updates: Callable[[tf.Variable], tf.Tensor | None],
     ) -> None:
-        """If the next step begins a round, store weights, and step ahead.
+        """If the next step begins a round, keep its weights, and step ahead.
 
-        Only variables in `stepped` step ahead: each of them is exchanged when
-        the round ends.
+        Only variables in `stepped` step ahead, because each of these is
+        exchanged when the round ends.
 
         Args:
             weights: This replica's weights of all variables.
@@ -151,10 +151,9 @@ class Rounds:
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _may_have_moved(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return whether this round may have changed each variable, as 0 or 1.
+        """Return 1 for each variable that this round may have changed, else 0.
 
-        In a round that continues after a restart, the answer is 1 for all
-        variables.
+        In a round that continues after a restart, all variables get a 1.
         """
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
@@ -165,12 +164,12 @@ class Rounds:
         """Return sets of variables, and whether to exchange each set now.
 
         The usual set is all variables that are trainable or `stepped`. But a
-        step that was traced before a variable was frozen may have changed this
-        variable. If so, all variables are exchanged.
+        step that was traced before a variable was frozen may have changed it.
+        If so, all variables are exchanged.
 
         Args:
             stepped: The variables that the step updates.
-            is_due: Whether the step ends its round; a bool tensor.
+            is_due: bool scalar. Whether the step ends its round.
         """
         usual = tuple(
             variable.trainable or _is_in(stepped, variable)
@@ -200,10 +199,10 @@ class Rounds:
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return this replica's pseudo-gradients, and end the round.
+        """End the round; return this replica's pseudo-gradients.
 
-        A pseudo-gradient is the change of a weight in the round. Weights and
-        base weights become the common weights of all replicas.
+        A pseudo-gradient is the change of a weight in the round. The common
+        weights are assigned to this replica's weights and base weights.
         """
         starts, bases = self.kept(choice)
         pseudo_gradients = differences(bases, weights)
@@ -216,7 +215,7 @@ class Rounds:
         return pseudo_gradients
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
-        """Return this replica's common and base weights of chosen variables."""
+        """Return this replica's common and base weights for a choice."""
         return [
             list(map(own_component, itertools.compress(each, choice)))
             for each in (self._commons, self._bases)
@@ -230,7 +229,7 @@ class Rounds:
     ) -> None:
         """Begin a round from `common - ahead`, this replica's own weights.
 
-        `ahead` holds the changes that `common` does not contain yet.
+        `ahead` holds this replica's updates that `common` does not include yet.
         """
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
@@ -258,8 +257,8 @@ class Rounds:
         """Call `end` on every replica, with the variables to exchange.
 
         These are the variables that are trainable, or that this round has
-        changed. `end` is traced once for each choice of variables and each
-        value of `sparse`, which identifies the variables with sparse gradients.
+        changed. `end` is traced once for each choice and each value of
+        `sparse`, which identifies the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._may_have_moved(
@@ -287,7 +286,7 @@ class Rounds:
 def differences(
     starts: Sequence[tf.Variable], weights: Sequence[tf.Variable]
 ) -> list[tf.Tensor]:
-    """Return how far each weight has moved: the start minus the weight."""
+    """Return start - weight for each weight."""
     moved = []
     for start, weight in zip(starts, weights, strict=True):
         with tf.device(start.device):

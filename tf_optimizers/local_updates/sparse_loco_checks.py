@@ -29,7 +29,7 @@ _OUTER_ARGUMENTS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# Keras's optimizers that compute new weights only from their own state.
+# Keras's optimizers that compute new weights from their own state alone.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
     for name in ("Ftrl", "ScheduleFreeAdamW")
@@ -45,7 +45,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_inner(value: Any, refused: tuple[type, ...]) -> None:
-    """Raise unless `value` can be an inner optimizer.
+    """Raise unless `SparseLoCo` can wrap `value`.
 
     Args:
         value: The user's argument.
@@ -60,7 +60,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
     check_part(part, "SparseLoCo", refused, instead)
     if isinstance(part, _ABSOLUTE):
         raise ValueError(
-            "`inner_optimizer` must step from the current weights. Received: "
+            "`inner_optimizer` must update the current weights. Received: "
             f"`{name}`, which computes the weights from its own state alone, "
             "and would repeat updates that have not been sent yet. Use another "
             "optimizer, such as `keras.optimizers.AdamW`."
@@ -69,7 +69,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
         given = getattr(part, argument, None)
         if given:
             raise ValueError(
-                f"`inner_optimizer` must have no `{argument}`. Received: "
+                f"`inner_optimizer` must not set `{argument}`. Received: "
                 f"`{name}` with {argument}={given!r}. Pass the argument "
                 "to `SparseLoCo`: "
                 f"`SparseLoCo({name}(...), {argument}={given!r})`."
@@ -117,8 +117,8 @@ def check_excluded(variables: Sequence[Any]) -> None:
     for variable in variables:
         if is_half(variable.dtype):
             raise ValueError(
-                "`var_list` must not hold float16 or bfloat16 variables, since "
-                "weight decay applies to their float32 copies. Received: "
+                "`var_list` must not contain float16 or bfloat16 variables, "
+                "since weight decay applies to their float32 copies. Received: "
                 f"{variable.name}. Pass its name in `var_names`."
             )
 
@@ -144,7 +144,7 @@ def check_overlap(overlap: bool, sync_every: int) -> None:
 
 
 def check_step_ahead(step_ahead: float, sync_every: int, overlap: bool) -> None:
-    """Raise if `step_ahead` is above 0, but rounds cannot step ahead."""
+    """Raise if `step_ahead` is above 0, but other arguments rule it out."""
     if step_ahead and (sync_every == 1 or overlap):
         raise ValueError(
             "`step_ahead` needs a `sync_every` of at least 2, and no "
@@ -168,8 +168,8 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer assigns its own weights.
 
-    Such a layer would change its weights before the first step of a round. So
-    each replica would start the round from other weights.
+    Such a layer would change its weights before the first step of a round, so
+    replicas would start the round from different weights.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
@@ -183,7 +183,7 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
 
 
 def check_between_steps() -> None:
-    """Raise if called on a replica, or while a function is traced."""
+    """Raise if called in `strategy.run`, or while a function is traced."""
     if not tf.executing_eagerly() or (
         tf.distribute.has_strategy()
         and not tf.distribute.in_cross_replica_context()
