@@ -32,10 +32,10 @@ def build_from_specs(
 
     Keras itself draws a batch before `fit` and `evaluate`, and builds the model
     from the batch's mean over replicas. So a generator would lose this batch,
-    and data that cannot be averaged would raise an error.
+    and data that cannot be averaged would cause an error.
 
     If a model has no `call`, or if `call` does not accept the data of a custom
-    step, the first step builds the model, as Keras does without a strategy.
+    step, the first step builds the model, as without a strategy.
 
     Args:
         is_for: Called with a strategy; returns whether models under this
@@ -66,7 +66,7 @@ def build_from_specs(
 
 
 def _build(model: keras.Model, build: Callable[[], None]) -> None:
-    """Build a model. For models with a custom step, ignore errors of `call`.
+    """Build a model; if it has a custom step, ignore errors of `call`.
 
     A custom step may call the model with data other than the batch, so an error
     here may be harmless. If `call` itself is wrong, the step raises the error
@@ -74,9 +74,9 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
 
     Raises:
         RuntimeError: If the model has a custom step, and `call` fails after it
-            has built some layers. These layers may have the wrong shapes. With
-            `run_eagerly`, there is no such error: `call` may have failed only
-            because symbolic tensors have no values.
+            has built some layers, which may have the wrong shapes. With
+            `run_eagerly`, this error is not raised, because `call` may have
+            failed only because symbolic tensors have no values.
     """
     if not _has_custom_step(model):
         build()
@@ -124,8 +124,8 @@ def insert_callback(
     """Make Keras call a callback before a model's other callbacks, permanently.
 
     Keras's models and optimizers cannot add callbacks. But `fit`, `evaluate`
-    and `predict` create a `CallbackList` and set its model. At that moment, the
-    hook inserts the callback.
+    and `predict` create a `CallbackList` and set its model, and there the hook
+    inserts the callback.
 
     Args:
         kind: The class of the callback.
@@ -158,7 +158,7 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     """Make `jit_compile="auto"` mean `False` for some models, permanently.
 
-    Keras resolves "auto" in `compile`, and checks only whether the layers
+    Keras resolves "auto" in `compile`, but checks only whether the layers
     support XLA. This function adds a check of the optimizer. A custom `compile`
     may set the optimizer after `super().compile()`, so the check is repeated
     when Keras reads `jit_compile` to create a step's function. An explicit
@@ -190,7 +190,7 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks one of the names, replace nothing: a step under XLA then
+    # If Keras lacks one of the names, replace nothing. A step under XLA then
     # raises an error that asks for `jit_compile=False`.
     if has_names(WITHOUT_XLA):
         hook("Model._resolve_auto_jit_compile", resolve)
@@ -210,12 +210,12 @@ def agree_on_overflow() -> None:
     Keras (3.15) tests whether gradients are finite before the replicas sum
     them. Under strategies with merge calls, such as `MirroredStrategy`, Keras
     tests only the first replica's gradients. Under other strategies, each
-    replica tests only its own gradients. There, the step also runs inside a
-    `tf.cond`, and cannot assign to `iterations`.
+    replica tests only its own gradients, and the step runs inside a `tf.cond`,
+    where it cannot assign to `iterations`.
 
-    `compile` itself wraps optimizers in `LossScaleOptimizer`, so Keras would
-    not use a subclass. Instead, this function replaces a method of
-    `LossScaleOptimizer`. Without a strategy, nothing changes.
+    Keras creates the `LossScaleOptimizer` itself, in `compile`, and would not
+    use a subclass. So this function replaces a method of the class. Without a
+    strategy, nothing changes.
     """
 
     def apply(
@@ -231,8 +231,8 @@ def agree_on_overflow() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # An optimizer may call this function in `build`, since Keras looks up
-    # `_tf_apply` only after `build`.
+    # An optimizer may call this function in `build`: Keras looks up `_tf_apply`
+    # only after `build`.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 
@@ -250,8 +250,8 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # Branch once for all replicas: inside, they may exchange values and
-            # assign to variables.
+            # Branch once for all replicas, so that they can exchange values and
+            # assign to variables inside the branch.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,
                 args=(grads, variables),

@@ -15,14 +15,14 @@ VARIABLES = "_variables"
 
 
 def with_hooks(cls: type) -> type:
-    """Override private methods of Keras in a class of optimizers.
+    """Override private methods of Keras's `Optimizer` in a subclass.
 
     The class must define:
 
     - `_accumulate(gradients, variables)`;
     - `_ema`, the `Averages` of the optimizer;
-    - `_saved_as()`, which returns the optimizer to save: `self`, or another
-      optimizer in its place;
+    - `_saved_as()`, which returns the optimizer to save: `self`, or an
+      optimizer that is saved instead;
     - `_variables_name`, the name of the list of variables in checkpoints;
     - `_check_name(name)`, which raises if the optimizer must not read the entry
       `name` of a checkpoint.
@@ -35,9 +35,9 @@ def with_hooks(cls: type) -> type:
 def _accumulate(
     self: Any, gradients: Sequence[Gradient], variables: Any
 ) -> None:
-    # Keras's method clips, decays, accumulates and averages gradients before
-    # they are summed over replicas. There is no public method between `apply`,
-    # which unscales gradients, and `update_step`.
+    # Keras's own method clips and accumulates gradients before they are summed
+    # over replicas. There is no public method between `apply`, which unscales
+    # gradients, and `update_step`.
     self._accumulate(list(gradients), list(variables))
 
 
@@ -68,8 +68,8 @@ def _learning_rate(self: Any) -> Any:
 def _children(
     self: Any, save_type: str = "checkpoint", **kwargs: Any
 ) -> dict[str, Any]:
-    # This method returns the names of attributes in checkpoints. There is no
-    # public way to change the names.
+    # TensorFlow calls this method for the names of attributes in checkpoints,
+    # and has no public way to change them.
     if self._saved_as() is not self:
         return self._saved_as()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
@@ -105,9 +105,9 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Mark and return an error, so that `keras.ops.cond` keeps its message.
+    """Return an error, marked so that `keras.ops.cond` keeps its message.
 
-    Dynamic loss scaling runs the step inside `keras.ops.cond`. Without this
+    Dynamic loss scaling runs the step inside `keras.ops.cond`. Without the
     mark, Keras would add "Exception encountered when calling Cond.call()" and a
     list of arguments to the message.
     """
@@ -151,7 +151,7 @@ def built_variables(optimizer: Any) -> list[Any]:
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
-    """Return the variables that the optimizer steps, without duplicates.
+    """Return the variables that the optimizer updates, without duplicates.
 
     These are the variables given to `build`, except those that gradients
     overwrite (float8 scales).
@@ -170,14 +170,14 @@ def strategy_of(optimizer: Any) -> tf.distribute.Strategy:
 
 
 def micro_steps(optimizer: Any) -> tf.Tensor:
-    """Return the number of calls of `apply`, one for each micro-batch."""
+    """Return the number of calls to `apply`, one for each micro-batch."""
     # The public `iterations` is this number divided by
     # `gradient_accumulation_steps`.
     return tf.convert_to_tensor(optimizer._iterations)
 
 
 def raw_iterations(optimizer: Any) -> tf.Variable:
-    """Return the variable that counts calls of `apply`."""
+    """Return the variable that counts calls to `apply`."""
     # With gradient accumulation, the public `iterations` is not a variable.
     return optimizer._iterations.value
 
@@ -200,7 +200,8 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
     """Return whether gradients overwrite a variable (a float8 scale)."""
-    # Keras creates no slots for such variables, and does not step them.
+    # Keras creates no slots for such variables, and does not call `update_step`
+    # for them.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -209,9 +210,10 @@ def add_replica_variable(
 ) -> keras.Variable:
     """Add a variable, initially 0, with a separate value on every replica.
 
-    The variable has the shape and devices of `reference`. Outside of replicas,
-    a read returns the sum over replicas, and an assigned value is divided by
-    the number of replicas. Keras's `add_variable` cannot create such variables.
+    The variable has the shape and devices of `reference`. Outside of
+    `strategy.run`, a read returns the sum over replicas, and an assigned value
+    is divided by the number of replicas. Keras's `add_variable` cannot create
+    such variables.
     """
     value = backend_variable(reference)
     with (
@@ -232,7 +234,7 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin at `epoch`, or, for None, at its own `initial_epoch`."""
+    """Make `fit` begin at `epoch`; with None, at its own `initial_epoch`."""
     # A callback cannot change the arguments of `fit`. But after
     # `on_train_begin`, Keras reads this attribute for its own
     # `BackupAndRestore`.
@@ -241,8 +243,8 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras creates these variables only when it traces the
-    # first step.
+    # Without a strategy, Keras itself creates these variables only when it
+    # traces the first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch
@@ -251,7 +253,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return the content of an optional, or None; return other values as is."""
+    """Return an optional's value, or None if empty; other values unchanged."""
     # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value

@@ -21,10 +21,10 @@ Rows: TypeAlias = slice | EllipsisType
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of replicas, every worker reads the whole value. TensorFlow computes
-    this value as a sum over replicas. Each replica adds zeros for the rows that
-    it does not own. When a value is assigned or restored, each replica keeps
-    only its own rows.
+    Outside of `strategy.run`, every worker reads the whole value: a sum over
+    replicas, to which each replica adds zeros for the rows that it does not
+    own. When a value is assigned or restored, each replica keeps only its own
+    rows.
 
     Attributes:
         own_name: The variable's name, if it differs from the components' name.
@@ -99,7 +99,7 @@ def owned_variable(
         value: The initial value of the whole variable.
         name: The name of the variable.
     """
-    # All components have the same name, since TensorFlow keeps 36 kB for each
+    # All components have the same name, because TensorFlow keeps 36 kB for each
     # name that was ever used.
     options = {
         "trainable": False,
@@ -197,6 +197,6 @@ class Copy(resource_variable_ops.UninitializedVariable):
     def free(self) -> None:
         """Free the memory of the value."""
         # The placeholder hides the shape [0] from TensorFlow, which would
-        # compare it with the shape of the variable.
+        # reject a shape that differs from the variable's.
         nothing = tf.zeros([0], self.dtype)
         self.take(tf.compat.v1.placeholder_with_default(nothing, shape=None))

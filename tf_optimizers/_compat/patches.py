@@ -1,9 +1,9 @@
 """Lists the functions of Keras and TensorFlow that the package replaces.
 
 Other code in the process calls these functions, too. So a function is replaced
-only when a feature that needs the replacement is first used. For code that does
-not use the feature, the replacement behaves like the original. Replacements
-last until the process ends.
+only when a feature that needs this is first used. For code that does not use
+the feature, the replacement behaves like the original. Replacements last until
+the process ends.
 """
 
 import functools

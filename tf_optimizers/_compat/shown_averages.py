@@ -25,8 +25,8 @@ def averages_of(optimizer: Any) -> list[Any]:
 def show_averages(optimizer: Any, inner: Any) -> None:
     """Make an inner optimizer show the averages of its outer `optimizer`.
 
-    `SwapEMAWeights` reads the averages of the `inner_optimizer` if there is
-    one, as in a `LossScaleOptimizer`.
+    If an optimizer has an `inner_optimizer`, as `LossScaleOptimizer` does,
+    `SwapEMAWeights` reads the averages there.
     """
     # Do not use `setattr`: Keras would track the value.
     object.__setattr__(inner, _AVERAGES, _AveragesOf(optimizer))
@@ -45,8 +45,8 @@ class _AveragesOf:
 class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
-    The callback itself finds the inner optimizers of a `LossScaleOptimizer` or
-    a `MultiOptimizer`, but does not look inside of them.
+    The callback finds the optimizers inside of a `LossScaleOptimizer` or a
+    `MultiOptimizer`, but not the optimizers that these wrap in turn.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -63,8 +63,8 @@ class InnerAverages:
 class WholeAverages:
     """Shows sharded averages to `SwapEMAWeights` as whole averages.
 
-    The callback computes with whole averages on every replica. An iteration
-    gathers only one average at a time.
+    The callback needs whole averages on every replica. Iterating over this
+    object gathers only one average at a time.
     """
 
     def __init__(self, optimizer: Any) -> None:

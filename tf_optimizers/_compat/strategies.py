@@ -23,7 +23,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     """Move an optimizer without a strategy into the variables' strategy.
 
     Afterwards, the optimizer behaves as if it had been created in that
-    strategy's scope. An optimizer that already has a strategy is unchanged.
+    strategy's scope. An optimizer that already has a strategy is not changed.
     """
     strategy = _strategy_of(variables)
     if strategy is _default_strategy() or is_adopted(optimizer):
@@ -31,7 +31,7 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     # Keras has no setter. The change is safe, since an optimizer does not use
     # its strategy before `build`.
     optimizer._distribution_strategy = strategy
-    # Leave out variables of an inner optimizer, which is moved separately.
+    # This omits the variables of an inner optimizer, which is moved separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -48,7 +48,7 @@ def bring_in(
     with tf.init_scope(), _scope(strategy):
         for variable in outside:
             # Replace only the TensorFlow variable inside, so that references to
-            # the Keras variable stay valid. There is no public way to do so.
+            # the Keras variable stay valid. Keras has no public way to do this.
             variable._initialize(variable.numpy())
 
 
@@ -60,8 +60,8 @@ def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
 def call_for_all(build: Callable[[], None]) -> None:
     """Call a function that builds optimizers, once for all replicas of a step.
 
-    If a replica called the function itself, assignments in the function would
-    change only the first replica's variables.
+    If replicas called the function themselves, its assignments would change
+    only the first replica's variables.
     """
 
     def call(_: tf.distribute.Strategy) -> None:
@@ -88,8 +88,8 @@ def adopt_optimizers_of_keras(
 ) -> None:
     """Make `build` move Keras optimizers into the strategy, permanently.
 
-    All Keras optimizers call `build` of the base class before they add
-    variables. So this function replaces only that method.
+    All Keras optimizers call the `build` of their base class before they add
+    variables, so only that method is replaced.
 
     Args:
         is_for: Called with the current strategy; returns whether to move
@@ -103,7 +103,8 @@ def adopt_optimizers_of_keras(
     ) -> None:
         strategy = tf.distribute.get_strategy()
         if strategy is _default_strategy():
-            # The model may have been made outside of the optimizer's strategy.
+            # Outside of any scope, the variables must fit the optimizer's
+            # strategy.
             strategy = strategy_of(optimizer)
         if is_for(strategy):
             check(strategy, variables)
@@ -114,10 +115,9 @@ def adopt_optimizers_of_keras(
 
 
 def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Return the strategy that has made a copy of variables per replica.
+    """Return the strategy under which variables were created, or None.
 
-    Returns:
-        None if no strategy has.
+    Strategies without a copy of variables per replica are not found.
     """
     value = backend_variable(variables[0]) if variables else None
     if isinstance(value, tf.distribute.DistributedValues):
@@ -154,7 +154,7 @@ def outside_strategy(
     optimizers: Sequence[Any],
     variables: Iterable[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Let the code in this context run outside of the replica's strategy.
+    """Run the code in this context as if there were no strategy.
 
     Args:
         optimizers: Keras optimizers that also leave the strategy.
@@ -196,7 +196,7 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute that `replaced` must set to change the rate."""
+    """Return the attribute that `replaced` must set to the learning rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 

@@ -68,7 +68,7 @@ def temporary_variable(
 ) -> tf.Tensor:
     """Return the handle of a new variable that lives as long as the handle.
 
-    A kernel can update the value in place if no other tensor shares the memory.
+    A kernel can update the value in place if no other tensor shares its memory.
 
     Args:
         value: The initial value.
@@ -88,7 +88,7 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     """Call `function(strategy, *args)` in a context that can update variables.
 
     Strategies with merge calls, such as `MirroredStrategy`, update variables in
-    cross-replica context. Other strategies update variables on the replica.
+    cross-replica context. Other strategies update them in replica context.
     There is no public way to distinguish the two kinds.
     """
     if tf.distribute.in_cross_replica_context():
@@ -105,8 +105,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: One sequence per further argument of `function`. A sequence holds
-            this replica's tensor for each variable.
+        *args: A sequence for each further argument of `function`, with this
+            replica's tensor for each variable.
     """
 
     def placed(component: tf.Variable, *values: Any) -> None:
@@ -115,8 +115,8 @@ def update_each(
             function(component, *values)
 
     def update(strategy: Any, *args: Any) -> None:
-        # Inside `extended.update`, each of the strategy's variables stands for
-        # its component on the device. So a custom `update_step` may also assign
+        # Inside `extended.update`, every variable of the strategy stands for
+        # its component on the device, so a custom `update_step` may also assign
         # to other variables.
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(variable, placed, args=values, group=False)
@@ -177,8 +177,8 @@ def switch_across_replicas(
         return
 
     def copied(function: Callable, gradients: list[Gradient]) -> Any:
-        # `tf.identity` copies the gradients to the graph of the branch and the
-        # device of the replica, where a reduction needs them.
+        # `tf.identity` copies the gradients into the branch's graph and to the
+        # replica's device, where a reduction needs them.
         return function(list(map(tf.identity, gradients)))
 
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
@@ -200,10 +200,10 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable of zeros that takes no memory until it gets another value.
+    """A variable that is 0, without memory, until it gets another value.
 
     Checkpoints save zeros, and restoring zeros takes no memory either. Call
-    `allocate` before an operation that uses the variable's handle.
+    `allocate` before an operation uses the variable's handle.
     """
 
     def has_value(self) -> tf.Tensor:
@@ -211,7 +211,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle)
 
     def allocate(self) -> None:
-        """Allocate memory before an operation uses the variable's handle."""
+        """Allocate memory, so that operations can use the variable's handle."""
         if not self.has_value():
             with tf.device(self.device):
                 super().assign(tf.zeros(self.shape, self.dtype))
@@ -247,7 +247,8 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
             return tf.identity(value) if read_value else done
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        # All reads call this method, except kernels that read from the handle.
+        # All reads call this method, except those of kernels, which read from
+        # the handle.
         read = super()._read_variable_op
 
         def zeros() -> tf.Tensor:
@@ -302,9 +303,9 @@ def creator_scope(
     """Return a scope in which `create` creates variables.
 
     Scopes are called from the highest priority to the lowest. A strategy's
-    scope (100) calls the next scope for each replica. The scope of
+    scope (100) calls the next scope once per replica. The scope of
     `tf.function` (50) calls no other scope. So with a priority between 50 and
-    100, `create` is called once for each replica. With a priority above 100,
+    100, `create` is called once per replica. With a priority above 100,
     `create` is called once for all replicas.
 
     The public `tf.variable_creator_scope` has no argument for the priority.
