@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if "gradient-compression" in options.parts:
             check_loopback()
-        # Loading is slow, so it comes after the checks.
+        # Loading is slow, so do it after the checks.
         parts = load_parts(dict.fromkeys(options.parts))
         run(parts, options)
     except (LoopbackError, WorkersError) as error:
@@ -51,7 +51,7 @@ def fail(message: str) -> int:
 
 
 def run(parts: Parts, options: argparse.Namespace) -> None:
-    """Run the parts that the command line asks for."""
+    """Run the parts that the command line names."""
     from tf_optimizers.demo.report import report_on
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -124,7 +124,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _folder(text: str) -> Path:
-    """Create a folder, so that a bad path raises an error before any work."""
+    """Create a folder, so that a bad path is an error before any work."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits as a TensorFlow Datasets builder, without download."""
+"""Scikit-learn's digits for TensorFlow Datasets, without a download."""
 
 import contextlib
 import io
@@ -81,12 +81,12 @@ def prepare(data_dir: Path) -> SklearnDigits:
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    # tfds reports a download here, but there is none.
+    # Hide a message of tfds about a download, since there is none.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             builder.download_and_prepare(download_config=config)
         except OSError:
-            # Another process may have written the complete folder first.
+            # Another process may have written the complete folder already.
             if not builder.data_path.exists():
                 raise
     # Create another builder, since a builder reads the folder only in its
@@ -95,7 +95,7 @@ def prepare(data_dir: Path) -> SklearnDigits:
 
 
 def load_splits(data_dir: Path) -> dict[str, tf.data.Dataset]:
-    """Return the splits as (image in [0, 1], label) pairs, kept in memory."""
+    """Return the splits as pairs (image in [0, 1], label), cached in memory."""
     parts = {name: name for name in SPLIT_SIZES}
     return read_splits(prepare(data_dir), parts, MAX_PIXEL)
 
@@ -135,8 +135,9 @@ def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
     """Return endless batches, in an order that depends only on `seed`."""
-    # At its end, a run waits for the thread that tunes tf.data. This thread
-    # sleeps for longer and longer, which can double the time of the run.
+    # At its end, a run would wait for the thread that tunes tf.data. This
+    # thread sleeps for longer and longer, which could double the time of the
+    # run.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (

@@ -1,4 +1,4 @@
-"""Images for the notebooks: MNIST or, without a download, digits."""
+"""Images for the notebooks: MNIST or, if its download fails, digits."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ MNIST_PARTS = {
 }
 MNIST_MAX_PIXEL = 255
 
-# Without internet access, tfds retries for minutes, but urlopen fails
+# Without internet access, tfds would retry for minutes, but urlopen fails
 # immediately.
 _DOWNLOAD = """
 import sys

@@ -5,7 +5,7 @@
 A worker listens at its own address, and reaches the other workers through the
 ports of its own forwarder. In each direction, the forwarder delays bytes by
 half a round trip and sends them at the link's rate, in order. Bytes wait in
-memory, so TCP windows do not slow the link further. All connections of a
+memory, so TCP windows do not slow the link further. All connections through a
 forwarder share one link, as all connections of a host share its cable.
 
 The forwarder is this file, run as a script, so that Python loads no other
@@ -14,7 +14,7 @@ module of the package:
     python link.py '[["HOST", PORT], ...]'
 
 The script prints a port for each address. Each line of its standard input sets
-the link: the bytes per second, and the seconds of a round trip. The script
+the link: the bytes per second, and the seconds per round trip. The script
 answers each line with an empty line, and ends when its standard input ends.
 """
 
@@ -91,7 +91,7 @@ def parse_link(text: str) -> Link:
 class Forwarder:
     """A process that forwards bytes between this worker and the other workers.
 
-    The forwarder ends when this process ends, even if this process is killed.
+    The forwarder ends when this process ends, even if it is killed.
 
     Args:
         targets: The addresses to forward to. The forwarder has a port for each.
@@ -111,7 +111,7 @@ class Forwarder:
         self.ports: list[int] = json.loads(self._read())
 
     def set(self, link: Link) -> None:
-        """Simulate a link from now on."""
+        """Change the simulated link; the forwarder begins without one."""
         line = f"{link.rate / 8} {link.round_trip}"
         print(line, file=self._process.stdin, flush=True)
         self._read()
@@ -209,7 +209,7 @@ class End(asyncio.Protocol):
         self.data_received(b"")
 
     def send(self) -> None:
-        """Send the queued pieces that are due; schedule the next piece."""
+        """Send the queued pieces that are due, and schedule the next one."""
         if self.other.transport is None:
             return
         while self._due and self._due[0][0] <= self._loop.time():
@@ -244,7 +244,7 @@ class NearEnd(End):
                 lambda: self.other, *self._target
             )
         except OSError:
-            # The target is not listening yet; the client will try again.
+            # The target is not listening yet. The client will try again.
             self.transport.abort()
         else:
             self.send()

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 HIDDEN_UNITS = (128, 128)
-# The name of the last layer, which Muon steps with AdamW.
+# The name of the last layer, for which Muon uses AdamW.
 LAST = "logits"
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from tf_optimizers.demo.link import Link
 
-# In each part's folder, one module does the work, and another shows the result:
+# Each part's folder has a module that does the work, and one for the report:
 #   ..._study.run(settings, progress) -> result
 #   ..._report.table(result) -> rich.table.Table
 #   ..._report.section(result, folder) -> Markdown
@@ -18,7 +18,7 @@ PARTS = {
     "offload": "offload.offload",
 }
 
-# Maps the name to import of each package to the name to install.
+# The packages of the `demo` extra: {name to import: name to install}.
 EXTRAS = {
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",
@@ -34,7 +34,7 @@ class Settings:
 
     Args:
         seeds: int >= 2. The number of networks to train for each test
-            accuracy. Slow parts train fewer.
+            accuracy. Slow parts may train fewer.
         first_seed: int >= 0. The first of the consecutive seeds.
         link: The simulated link between workers.
         quick: Whether to run at a reduced size.

@@ -1,4 +1,4 @@
-"""The style of the plots of all parts."""
+"""The style that the plots of all parts share."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def line_style(number: int, name: str) -> dict[str, Any]:
 def draw_runs(
     axis: Axes, x: np.ndarray, runs: np.ndarray, number: int, name: str
 ) -> None:
-    """Draw the mean of runs [runs, points] as a line, their range as a band."""
+    """Draw runs [runs, points]: their mean as a line, their range as a band."""
     style = line_style(number, name)
     style["markevery"] = max(1, len(x) // 8)
     axis.plot(x, runs.mean(axis=0), **style)

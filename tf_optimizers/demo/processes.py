@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# The first worker prints these words before the name of a run that begins or
-# ends. The progress bar shows the name.
+# When a run begins or ends, the first worker prints these words and the name of
+# the run. The progress bar shows the name.
 BEGIN = "begin run: "
 END = "end run: "
 
@@ -26,7 +26,7 @@ class WorkersError(RuntimeError):
 def run_workers(
     command: Sequence[str], workers: int, limit: float, progress: tqdm
 ) -> None:
-    """Run a module in several local processes until they end.
+    """Run a module in several local processes, and wait for them.
 
     Args:
         command: The module and its arguments.
@@ -60,7 +60,8 @@ def run_workers(
             code = process.wait()
         finally:
             timer.cancel()
-            # If the launcher still runs, SIGTERM makes it end its workers.
+            # If the launcher is still running, SIGTERM makes it end its
+            # workers.
             process.terminate()
     if code == 0:
         return
@@ -74,9 +75,9 @@ def run_workers(
 
 
 def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
-    """Update the progress bar from lines of the workers' output.
+    """Show progress from lines of the workers' output; return other lines.
 
-    Returns the last lines that do not begin with `BEGIN` or `END`.
+    Only the last lines that do not begin with `BEGIN` or `END` are returned.
     """
     others: deque[str] = deque(maxlen=_SHOWN_LINES)
     for line in lines:

@@ -16,7 +16,7 @@ import tf_optimizers as tfo
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and hardware, to judge and repeat the numbers."""
+    """Return versions and hardware, which the numbers depend on."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 
 def write_json(document: dict[str, Any], path: Path) -> None:
-    """Write the whole document or, if interrupted, nothing."""
+    """Write a document; if interrupted, leave the old file unchanged."""
     text = json.dumps(_finite(document), indent=1, allow_nan=False)
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(text + "\n", encoding="utf-8")

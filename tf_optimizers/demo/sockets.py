@@ -1,4 +1,4 @@
-"""Counts the bytes that this process has sent to other processes."""
+"""Counts the bytes that this process has sent over TCP."""
 
 import contextlib
 import os
@@ -8,19 +8,19 @@ import sys
 
 FILES = "/proc/self/fd"
 
-# The part of Linux's `struct tcp_info` that is needed: the 64-bit
-# `tcpi_bytes_sent` at byte 200, since Linux 4.19, then `tcpi_bytes_retrans`.
+# The fields of Linux's `struct tcp_info` that are needed: at byte 200, the
+# 64-bit `tcpi_bytes_sent` (since Linux 4.19), then `tcpi_bytes_retrans`.
 _INFO = struct.Struct("=200x2Q")
 
-# Bytes that each TCP socket has sent; for closed sockets, the last count.
+# Bytes that each TCP socket has sent. Closed sockets keep their last count.
 _sent_by_socket: dict[str, int] = {}
 
 
 def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
-    Packet headers and retransmissions do not count. A closed socket counts as
-    in the last call before it was closed.
+    Packet headers and retransmissions do not count. For a closed socket, the
+    count is that of the last call before it was closed.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux

@@ -1,4 +1,4 @@
-"""Starts TensorFlow, but hides its messages about the machine."""
+"""Starts TensorFlow without its messages about the machine."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 
 def load_parts(names: Iterable[str]) -> Parts:
-    """Import TensorFlow and parts of the demo; start TensorFlow's devices."""
+    """Import parts of the demo and TensorFlow, and start its devices."""
     # Once TensorFlow has read this level, it prints only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():
@@ -27,10 +27,10 @@ def load_parts(names: Iterable[str]) -> Parts:
 
 @contextlib.contextmanager
 def hidden_unless_it_fails() -> Iterator[None]:
-    """Hide stderr, but print it if an exception is raised.
+    """Hide output to stderr, but print it if an exception is raised.
 
-    TensorFlow's libraries write directly to stderr, and write some messages
-    before they have read a log level.
+    TensorFlow's libraries write to file descriptor 2 directly, and write some
+    messages before they have read a log level.
     """
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:

@@ -19,11 +19,11 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
         rate <- peak min(t / W, (T + 1 - t) / (T + 1 - W))
 
-    Peak and length are variables, so a new run does not trace the step again.
+    The peak and T are variables, so a new run does not trace the step again.
     """
 
     def __init__(self) -> None:
-        """Create the schedule; `set` chooses the peak and the length."""
+        """Create the schedule; call `set` before a run."""
         self.peak = keras.Variable(0.0, trainable=False)
         self.steps = keras.Variable(1.0, trainable=False)
 
@@ -45,7 +45,7 @@ class WarmupThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Trainer:
-    """Trains one network with one optimizer, run after run.
+    """Trains one network with one optimizer, in several runs.
 
     Args:
         model: The network, which returns logits.
@@ -92,8 +92,8 @@ class Trainer:
     ) -> None:
         """Train for `steps` batches of `data`, starting from `weights`."""
         self.reset(weights, rate, steps)
-        # The whole run is one Keras epoch: a further epoch would cost as much
-        # as ten steps of this small network.
+        # The whole run is one Keras epoch, since each epoch costs as much as
+        # ten steps of this small network.
         self.model.fit(
             data.take(steps),
             verbose=0,
@@ -101,10 +101,10 @@ class Trainer:
             callbacks=list(callbacks),
         )
 
-    def right(self, images: np.ndarray, labels: np.ndarray) -> int:
-        """Return how many images are classified correctly, on this worker."""
+    def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
+        """Return how many of these images are classified correctly."""
         return int(np.sum(np.argmax(self._logits(images), axis=1) == labels))
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the share of images classified correctly."""
-        return self.right(images, labels) / len(labels)
+        """Return the fraction of images that are classified correctly."""
+        return self.count_correct(images, labels) / len(labels)

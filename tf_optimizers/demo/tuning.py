@@ -1,4 +1,4 @@
-"""Chooses a learning rate."""
+"""Chooses a learning rate from a grid."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ def tune(
     """Return the rate with the best mean validation accuracy, and all trials.
 
     Args:
-        rates: The grid, in ascending order. If several rates are equally good,
-            the lowest is chosen.
-        seeds: One network per seed is trained at each rate.
+        rates: The grid, in ascending order. Of equally good rates, the lowest
+            is chosen.
+        seeds: At each rate, one network is trained per seed.
         validate: Takes a rate and a seed, and returns a validation accuracy.
     """
     reached = {rate: [validate(rate, seed) for seed in seeds] for rate in rates}

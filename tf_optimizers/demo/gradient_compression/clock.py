@@ -1,10 +1,10 @@
-"""The seconds of training steps: measured, or modelled for other links.
+"""The time that training steps take: measured, or modelled for other links.
 
 A step is modelled as
 
     seconds <- alone + round_trips x round trip + 8 bytes / rate
 
-`alone`, the time without a link, and `bytes` are measured. `round_trips` is
+`alone` (the seconds without a link) and `bytes` are measured. `round_trips` is
 fitted to the run over the link.
 """
 
@@ -23,9 +23,9 @@ def summary(runs: list[Row], measured: Link) -> Row:
     """Return an optimizer's measurements, as lists with an entry per mark.
 
     A mark is a step after which the accuracy is measured. Seconds and bytes
-    count from the previous mark. Each seed has its own list of accuracies. If a
-    run uses the link only at first, its later steps get the median time of the
-    steps over the link.
+    count from the previous mark. There is a list of accuracies for each seed.
+    If a run uses the link only in its first steps, each later step counts as
+    the median time of these.
 
     Args:
         runs: The first worker's report of each seed.

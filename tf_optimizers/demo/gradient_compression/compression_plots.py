@@ -1,4 +1,4 @@
-"""Plot of the gradient compression study."""
+"""The plot of the gradient compression study."""
 
 from pathlib import Path
 from typing import Any

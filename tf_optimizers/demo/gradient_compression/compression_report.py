@@ -1,4 +1,4 @@
-"""Shows the gradient compression study: a table and a report section."""
+"""Reports on the gradient compression study: a table and a section."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
 
 
 def place(result: dict[str, Any]) -> str:
-    """Return the link between the workers, as part of a sentence."""
+    """Return words for the link between the workers, as part of a sentence."""
     link = result["settings"]["link"]
     return "without a link" if link == "none" else f"at {link}"
 
@@ -168,7 +168,7 @@ def _modelled(result: dict[str, Any]) -> list[Link]:
 
 
 def _other_links(result: dict[str, Any]) -> list[str]:
-    """Return modelled times for other links; empty without a model."""
+    """Return paragraphs with the modelled times for other links, if any."""
     every = _optimizers(result)
     if any("round_trips" not in row for row in every):
         return []
@@ -246,11 +246,11 @@ def _links(result: dict[str, Any]) -> str:
         f"{1e3 * measured.round_trip:.1f} ms. With the first seed, compressed "
         "runs used the link in all steps, and dense runs in the first "
         f"{settings['timed_steps']}. The table shows the seconds of this seed. "
-        "Later dense steps send as many bytes, so each counts as the median "
-        f"time of the first ones. With the other {count - 1} seeds, the "
-        "forwarders delayed nothing, since a link does not change results; "
-        "these runs measure steps without the link. Accuracies are means over "
-        "all seeds."
+        "Later dense steps send the same number of bytes, so each counts as "
+        f"the median time of the first steps. With the other {count - 1} "
+        "seeds, the forwarders delayed nothing, since a link does not change "
+        "results; these runs measure steps without the link. Accuracies are "
+        "means over all seeds."
     )
 
 

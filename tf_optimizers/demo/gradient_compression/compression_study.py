@@ -3,9 +3,9 @@
 Momentum SGD and AdamW train with dense and with compressed exchanges. This
 process chooses the learning rates of the dense optimizers, on several splits.
 Two worker processes (`compression_worker.py`) then train with all four
-optimizers at these rates, with fresh seeds. Only the runs of the first seed are
+optimizers at these rates, with new seeds. Only the runs with the first seed are
 timed over a simulated link. Dense runs use the link only for their first steps,
-since all dense steps take the same time. Only the workers see the test split.
+because all dense steps take the same time. Only the workers see the test split.
 """
 
 import json
@@ -49,7 +49,7 @@ MOMENTUM = 0.9
 # rate.
 PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
 
-# Time limits, several times as long as two slow cores need without a link.
+# Time limits in seconds, several times what two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 
@@ -164,8 +164,8 @@ def choose_rates(
 ) -> dict[str, dict[str, Any]]:
     """Return the learning rate of each dense optimizer, and all trials.
 
-    One process is enough: without compression, several workers would get the
-    same results.
+    One process is enough, because without compression, several workers would
+    get the same results.
     """
     keras.utils.set_random_seed(0)
     data = load_splits(settings.data_dir)
@@ -189,7 +189,10 @@ def _validator(
     labels: np.ndarray,
     progress: tqdm,
 ) -> Callable[[float, int], float]:
-    """Return a function that trains on a seed's split, and validates."""
+    """Return a function of a rate and a seed that returns an accuracy.
+
+    The seed decides the split, the initial weights and the order of the data.
+    """
 
     def validate(rate: float, seed: int) -> float:
         progress.set_description_str(f"{name}, learning rate {rate:.3g}")

@@ -59,7 +59,7 @@ def main(task_path: str) -> None:
 
 
 class SharedStudy:
-    """The study that all workers run together, with a model per optimizer.
+    """The study that all workers run together, with one model per optimizer.
 
     Args:
         strategy: The strategy of all workers.
@@ -84,7 +84,7 @@ class SharedStudy:
         self.train_data = data["train"]
         images, labels = whole(data["test"])
         self.test_size = len(labels)
-        # Each worker has all weights, and classifies a part of the images.
+        # Each worker has all weights, so it classifies only its own images.
         own = slice(strategy.cluster_resolver.task_id, None, plan.workers)
         self.test = images[own], labels[own]
         with strategy.scope():
@@ -131,13 +131,13 @@ class SharedStudy:
 
         recorder = Recorder(
             self.plan.measured_every,
-            lambda: self.trainers[name].right(*self.test),
+            lambda: self.trainers[name].count_correct(*self.test),
             at_mark,
         )
         self._set(link)
         self._train(name, rate, seed, steps, [recorder])
         self._say(END + title)
-        accuracy = self._over_workers(recorder.right) / self.test_size
+        accuracy = self._over_workers(recorder.correct) / self.test_size
         return {
             "seed": seed,
             "over_link": over_link,
@@ -189,15 +189,16 @@ class SharedStudy:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Records the steps, seconds and bytes between two marks.
+    """Records the steps, seconds and bytes from mark to mark.
 
-    There is a mark after every `every` steps. The clock stops at a mark, while
+    There is a mark after every `every` steps. There, the clock stops while
     `measure` and `at_mark` run.
 
     Args:
         every: Steps between two marks.
         measure: Returns how many test images are classified correctly.
-        at_mark: Called with the number of finished steps, and seconds per step.
+        at_mark: Called with the number of finished steps, and the seconds per
+            step since the previous mark.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class Recorder(keras.callbacks.Callback):
         self.every = every
         self.measure = measure
         self.at_mark = at_mark
-        self.right: list[int] = []
+        self.correct: list[int] = []
         self.marks: dict[str, Any] = {
             "steps": [],
             "seconds": [],
@@ -235,7 +236,7 @@ class Recorder(keras.callbacks.Callback):
             self.marks["bytes"] = None
         else:
             self.marks["bytes"].append(sent - self._bytes)
-        self.right.append(self.measure())
+        self.correct.append(self.measure())
         self.at_mark(done, seconds / every)
         self._bytes = sent_bytes()
         self._start = time.perf_counter()

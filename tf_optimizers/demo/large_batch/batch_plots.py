@@ -1,4 +1,4 @@
-"""Plots of the large-batch study."""
+"""The plots of the large-batch study."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def _draw_curves(axes: np.ndarray, result: dict[str, Any]) -> None:
     axes[0].set_yscale("log")
     axes[0].set_ylabel("training loss (nats, log scale)")
     _label_accuracy(axes[1], "test accuracy after the step")
-    # An axis that begins at chance level would flatten all later steps.
+    # If the axis began at chance level, all later steps would look flat.
     means = [np.mean(cell["curves"]["accuracy"], axis=0) for cell in cells]
     axes[1].set_ylim(bottom=np.quantile(means, 0.15))
 

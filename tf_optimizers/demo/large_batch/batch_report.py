@@ -1,4 +1,4 @@
-"""Shows the large-batch study: a terminal table and a report section."""
+"""Reports on the large-batch study: a terminal table and a section."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def rate_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def findings(result: dict[str, Any]) -> list[str]:
-    """Return a sentence per budget, on the best optimizers."""
+    """Return, for each budget, sentences about the best optimizers."""
     lines = []
     for heading, cells in _budgets(result["cells"]).items():
         best = max(cells, key=lambda cell: cell["mean"])
@@ -70,7 +70,7 @@ def findings(result: dict[str, Any]) -> list[str]:
 
 
 def edge_note(cells: Cells) -> str:
-    """Return a sentence on rates that are at an edge of the grid."""
+    """Return a sentence about rates at an edge of the grid."""
     at_edge = [
         f"{cell['optimizer']} at batch {cell['batch_size']:,}, "
         f"{cell['steps']} steps"
@@ -101,14 +101,14 @@ def _set_up(settings: dict[str, Any]) -> str:
         "validation accuracy over "
         f"{len(settings['tuning_seeds'])} tuning seeds; test runs use other "
         "seeds. Weight decay: "
-        f"{settings['weight_decay']} (SGD: none). Muon steps the last layer "
-        "and biases by AdamW. `tfo` is this package. This is one dataset and "
+        f"{settings['weight_decay']} (SGD: none). Muon uses AdamW for the last "
+        "layer and biases. `tfo` is this package. This is one dataset and "
         "one small network: with others, the optimizers may rank differently."
     )
 
 
 def _budgets(cells: Cells) -> dict[str, Cells]:
-    """Group the cells by batch size and epochs, in order."""
+    """Return the cells by heading, which names the batch size and epochs."""
     groups: dict[str, Cells] = {}
     for cell in cells:
         heading = (

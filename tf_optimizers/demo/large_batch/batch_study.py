@@ -1,7 +1,7 @@
 """The large-batch study: the accuracy of each optimizer in a few large steps.
 
 For each cell (optimizer x batch size x epochs), the mean validation accuracy
-over the tuning seeds decides the learning rate. Networks with fresh seeds then
+over the tuning seeds decides the learning rate. Networks with new seeds then
 train at that rate. Only these networks see the test split.
 """
 
@@ -37,17 +37,17 @@ WEIGHT_DECAY = 0.01
 def muon(rate: Any) -> keras.optimizers.Optimizer:
     """Return Muon, with AdamW for biases and the last layer.
 
-    Keras's documentation recommends this.
+    Keras's documentation recommends this combination.
     """
     optimizer = keras.optimizers.Muon(
         rate, weight_decay=WEIGHT_DECAY, exclude_layers=[LAST]
     )
-    # In Keras 3.10, the constructor lacks this argument.
+    # In Keras 3.10, the constructor does not have this argument.
     optimizer.adam_weight_decay = WEIGHT_DECAY
     return optimizer
 
 
-# The optimizers to compare. All other arguments have their defaults.
+# The optimizers to compare, with defaults for all other arguments.
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
     "AdamW": lambda rate: keras.optimizers.AdamW(
@@ -66,20 +66,20 @@ TRAIN_SIZE = SPLIT_SIZES["train"]
 
 @dataclass(frozen=True)
 class Budget:
-    """A batch size, and the number of epochs."""
+    """A batch size and a number of epochs."""
 
     batch_size: int
     epochs: int
 
     @property
     def steps(self) -> int:
-        """The number of steps; the batch size divides the number of images."""
+        """The number of steps. The batch size must divide `TRAIN_SIZE`."""
         return TRAIN_SIZE // self.batch_size * self.epochs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of the study. Plots show every step of the last budget."""
+    """The size of the study."""
 
     budgets: tuple[Budget, ...]
     rates: tuple[float, ...]
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def curve_budget(self) -> Budget:
-        """The budget with a measurement after every step."""
+        """The budget that is measured after every step, for the plots."""
         return self.budgets[-1]
 
 
@@ -149,7 +149,7 @@ class StepRecorder(keras.callbacks.Callback):
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Record this step's loss, and the accuracy after it."""
+        """Record the loss of this step, and the accuracy after it."""
         self.loss.append(float(logs["loss"]))
         self.accuracy.append(self.measure())
 
@@ -164,7 +164,7 @@ class Study:
         data: dict[str, tf.data.Dataset],
         progress: tqdm,
     ) -> None:
-        """Store the settings, and the splits that `load_splits` returns."""
+        """Store the settings, and `data`, the result of `load_splits`."""
         self.plan = plan
         self.seeds = seeds
         self.progress = progress
@@ -176,7 +176,7 @@ class Study:
     def cell(
         self, name: str, trainer: Trainer, budget: Budget
     ) -> dict[str, Any]:
-        """Tune and test an optimizer with one batch size and length."""
+        """Tune and test one optimizer with one budget."""
         self.progress.set_description_str(
             f"{name}, batch {budget.batch_size}, {budget.steps} steps"
         )

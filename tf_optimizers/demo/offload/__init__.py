@@ -1,1 +1,1 @@
-"""Trains twice: with Adam's state on the device, and on the host."""
+"""Compares training with Adam's state on the device and on the host."""

@@ -1,4 +1,4 @@
-"""Shows the offload study: the bytes in each place, and the losses."""
+"""Reports on the offload study: the memory in each place, and the losses."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ KINDS = {
 
 def table(result: dict[str, Any]) -> Table:
     """Return the memory table for the terminal."""
-    title = f"kB of a run on {result['device']}; {agreement(result)}"
+    title = f"Memory in kB, model on {result['device']}; {agreement(result)}"
     return terminal_table(title, memory_rows(result["memory"]))
 
 
@@ -34,7 +34,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
             markdown_table(loss_rows(result["losses"])),
             f"Over all steps, {agreement(result)}. Both optimizers round to "
             "float32, and Keras's bias corrections are off by about 6e-6 in "
-            "the first steps. Training makes such differences grow.",
+            "the first steps. Such differences grow during training.",
         ]
     )
 

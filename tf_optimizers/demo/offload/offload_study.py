@@ -1,4 +1,4 @@
-"""Trains twice: with Adam's state on the device, and on the host."""
+"""The offload study: the same run with Adam's state on device and on host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# Both optimizers add epsilon in the same place of their formulas.
+# Both optimizers add epsilon at the same place in their formulas.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -39,7 +39,7 @@ def choose_device() -> str:
         try:
             tf.config.set_logical_device_configuration(cpu, two)
         except RuntimeError:
-            return "CPU:0"  # TensorFlow is running already.
+            return "CPU:0"  # TensorFlow has already started.
     return f"CPU:{len(tf.config.list_logical_devices('CPU')) - 1}"
 
 
@@ -71,7 +71,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
 def train(
     optimizer: keras.optimizers.Optimizer, batches: tf.data.Dataset
 ) -> list[float]:
-    """Return the loss of each step of a network that starts from `SEED`."""
+    """Train the network with the weights of `SEED`; return each step's loss."""
     model = build_model(SEED)
     model.compile(
         optimizer=optimizer,
