@@ -26,9 +26,9 @@ def compiled(
     Each shape has a separate `tf.function`: TensorFlow would warn about a
     `tf.function` that is traced for many shapes.
 
-    Pass variables by their handles, for which `function` calls `read` and
-    `assign`. A `tf.function` that was called with a variable itself fails for
-    all other variables once that variable is deleted.
+    Pass the handles of variables; `function` calls `read` and `assign` with
+    them. A `tf.function` that was called with a variable itself fails for all
+    other variables once that variable is deleted.
 
     Args:
         function: Called as `function(*constants, *tensors)`.
@@ -49,7 +49,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return the constants with the type `float` for floats, and the floats."""
+    """Return the constants with `float` for each float, and the floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -100,7 +100,7 @@ def on_gpu() -> bool:
 
 
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the value of a handle's variable, of shape and dtype of `like`."""
+    """Return the value of a handle's variable, with the form of `like`."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
     value.set_shape(like.shape)
     return value
@@ -258,7 +258,7 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a vector's squares in float64, or two vectors' in one complex128.
+    """Square one vector in float64, or two vectors as one complex vector.
 
     Summing a complex vector takes one pass over memory. Summing two real
     vectors would take two.

@@ -161,7 +161,7 @@ class ReplicaGroup:
         raise NotImplementedError
 
     def on_later_channel(self) -> contextlib.AbstractContextManager:
-        """Return a context for exchanges by a function passed to `later`."""
+        """Return a context for exchanges in a function passed to `later`."""
         raise NotImplementedError
 
     def agree(
@@ -190,8 +190,8 @@ class ReplicaGroup:
     def post(self, key: str, note: str) -> None:
         """Write a note that all workers can read by its key.
 
-        Use a key only once. Any thread may call this method. `post`, `read` and
-        `check_alive` need several workers.
+        Use each key only once. Any thread may call this method. `post`, `read`
+        and `check_alive` need several workers.
         """
         raise NotImplementedError
 
@@ -222,7 +222,7 @@ def warn_if_alone() -> None:
     except (TypeError, ValueError):
         # `TF_CONFIG` is malformed, but this process may not need it.
         return
-    training = "chief", "worker"  # An evaluator does run alone.
+    training = "chief", "worker"  # An evaluator may run alone.
     workers = sum(len(cluster.get(name, ())) for name in training)
     # A strategy of several processes connects the process to a cluster, which
     # adds jobs to the names of devices. Once the process has a variable, it is

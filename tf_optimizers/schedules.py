@@ -28,9 +28,9 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         after that:                 end_learning_rate
 
     t counts updates of the weights. The optimizers of this package make one
-    update for every `gradient_accumulation_steps` batches. Keras's optimizers
-    count batches instead, so multiply all step counts by
-    `gradient_accumulation_steps` for them.
+    update for every `gradient_accumulation_steps` batches. With Keras's
+    optimizers, which count batches, multiply all step counts by
+    `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.

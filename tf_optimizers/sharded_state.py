@@ -284,7 +284,7 @@ def _check_inner(value: Any) -> None:
         check_part(part, "ShardedState", refused, instead)
         if is_wrapper(part) or hasattr(part, "optimizers"):
             raise ValueError(
-                "`inner_optimizer` must be one optimizer. Received: "
+                "`inner_optimizer` must be a single optimizer. Received: "
                 f"`{type(part).__name__}`. Put `ShardedState` around each "
                 f"optimizer inside `{type(part).__name__}`."
             )

@@ -537,7 +537,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _dense_update(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return the mean of all replicas' changes of a weight in a round."""
+        """Return a weight's change in a round, as the mean over replicas."""
         del index, weight, rate
         return moved / self._compressor.wire.replicas
 

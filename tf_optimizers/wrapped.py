@@ -54,7 +54,7 @@ def is_wrapper(optimizer: Any) -> bool:
 
 
 def kind_of(optimizer: Any) -> str:
-    """Return the names of an optimizer's classes, such as "Wrapper(Adam)"."""
+    """Return the classes of nested optimizers, such as "Wrapper(Adam)"."""
     name, inner = type(optimizer).__name__, _wrapped_by(optimizer)
     return f"{name}({', '.join(map(kind_of, inner))})" if inner else name
 

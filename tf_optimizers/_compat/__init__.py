@@ -14,7 +14,7 @@ if keras.backend.backend() != "tensorflow":
     raise ImportError(
         "tf_optimizers needs Keras's TensorFlow backend. Received: "
         f"{keras.backend.backend()!r}. Set the environment variable "
-        "KERAS_BACKEND=tensorflow before keras is imported."
+        "KERAS_BACKEND=tensorflow before you import keras."
     )
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices

@@ -95,7 +95,7 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
                 f"the data. Received: {model.name}, whose `call` has built "
                 f"some layers, but not {', '.join(unbuilt)}, because of "
                 f"an error ({type(error).__name__}: {error}). Correct `call`, "
-                "or build the model in the scope by calling it with a batch."
+                "or build the model: call it on a batch, in the scope."
             ) from error
 
 

@@ -1,9 +1,9 @@
 """Lists the functions of Keras and TensorFlow that the package replaces.
 
 Other code in the process calls these functions, too. So a function is replaced
-only when a feature that needs this is first used. For code that does not use
-the feature, the replacement behaves like the original. Replacements last until
-the process ends.
+only when a feature that needs the replacement is first used. For code that does
+not use the feature, the replacement behaves like the original. Replacements
+last until the process ends.
 """
 
 import functools
@@ -243,8 +243,8 @@ def check_names(feature: str) -> None:
         raise RuntimeError(
             f"{feature} needs certain functions of Keras and TensorFlow. "
             f"Received: Keras {keras.__version__} and TensorFlow "
-            f"{tf.__version__}, without {', '.join(missing)}. Install a newer "
-            "tf_optimizers, or older versions of Keras and TensorFlow."
+            f"{tf.__version__}, which lack {', '.join(missing)}. Install a "
+            "newer tf_optimizers, or older versions of Keras and TensorFlow."
         )
 
 

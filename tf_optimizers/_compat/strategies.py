@@ -117,7 +117,7 @@ def adopt_optimizers_of_keras(
 def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
     """Return the strategy under which variables were created, or None.
 
-    Strategies without a copy of variables per replica are not found.
+    Only strategies that keep a copy of variables on each replica are found.
     """
     value = backend_variable(variables[0]) if variables else None
     if isinstance(value, tf.distribute.DistributedValues):
@@ -196,7 +196,7 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute that `replaced` must set to the learning rate."""
+    """Return the attribute that `replaced` must set to change the rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 

@@ -200,7 +200,7 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable that is 0, without memory, until it gets another value.
+    """A variable of zeros that takes no memory until it gets another value.
 
     Checkpoints save zeros, and restoring zeros takes no memory either. Call
     `allocate` before an operation uses the variable's handle.

@@ -94,8 +94,8 @@ class Exclusions:
             `variable.path`.
         names: Patterns for paths, made from the `var_names` that the user
             passed to `exclude_from_weight_decay()`.
-        variables: By key, the path and shape of each variable passed to that
-            method.
+        variables: The path and shape of each variable passed to that method, by
+            key.
         saved: The exclusions in the config from which the optimizer was
             created.
     """
@@ -244,7 +244,7 @@ def check_exclusions(
     Args:
         patterns: The value of `exclude_from_weight_decay`.
         others: The constructor's other arguments. This function removes the
-            exclusions that a config has saved there.
+            saved exclusions, which come from a config.
     """
     saved = others.pop(ENTRY, None) or {}
     patterns = check_patterns("exclude_from_weight_decay", patterns)

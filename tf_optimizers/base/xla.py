@@ -1,4 +1,4 @@
-"""Keeps the steps of some optimizers out of XLA."""
+"""Turns XLA off for models whose optimizer cannot use it."""
 
 import keras
 

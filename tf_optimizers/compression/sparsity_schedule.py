@@ -32,7 +32,7 @@ class SparsitySchedule:
     is optional.
 
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
-    rampdown_begin_step and e = rampdown_step, at step s from 0:
+    rampdown_begin_step and e = rampdown_step, at step s, counted from 0:
 
         s < b                 dense
         b <= s < d            sparsity[min(floor((s - b) n / r), n - 1)]

@@ -18,7 +18,7 @@ _SPLIT_SEED = 0
 
 
 class SklearnDigits(tfds.core.GeneratorBasedBuilder):
-    """The 1,797 digits that ship inside scikit-learn, in three splits."""
+    """The 1,797 digits that come with scikit-learn, in three splits."""
 
     VERSION = tfds.core.Version("1.0.0")
 

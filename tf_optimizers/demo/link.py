@@ -91,7 +91,7 @@ def parse_link(text: str) -> Link:
 class Forwarder:
     """A process that forwards bytes between this worker and the other workers.
 
-    The forwarder ends when this process ends, even if it is killed.
+    The forwarder ends when this process ends, even if this process is killed.
 
     Args:
         targets: The addresses to forward to. The forwarder has a port for each.

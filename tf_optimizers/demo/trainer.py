@@ -92,8 +92,8 @@ class Trainer:
     ) -> None:
         """Train for `steps` batches of `data`, starting from `weights`."""
         self.reset(weights, rate, steps)
-        # The whole run is one Keras epoch, since each epoch costs as much as
-        # ten steps of this small network.
+        # The whole run is one Keras epoch, because starting an epoch takes as
+        # long as ten steps of this small network.
         self.model.fit(
             data.take(steps),
             verbose=0,

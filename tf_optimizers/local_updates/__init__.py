@@ -1,1 +1,1 @@
-"""Takes the local steps of `SparseLoCo`, and synchronizes the weights."""
+"""Runs the local steps of `SparseLoCo`, and synchronizes the weights."""

@@ -96,7 +96,7 @@ class EnoughRounds(keras.callbacks.Callback):
                 f"synchronizations. Received: {rounds}, with "
                 f"sync_every={optimizer.sync_every}. To send most updates "
                 "before the run ends, lower `sync_every` or `sparsity`, or "
-                "train for longer.",
+                "train longer.",
                 stacklevel=2,
             )
 

@@ -202,7 +202,7 @@ class HostOptimizer(Optimizer):
 
 
 def _after(changes: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Return a scope that limits large updates at the same time to `_AT_ONCE`.
+    """Return a scope in which at most `_AT_ONCE` large updates run at once.
 
     `changes` are the results of the previous large updates.
     """

@@ -195,7 +195,7 @@ class ShardedSteps:
     def _clipped(self, owned: Sequence[OwnedSum], count: int) -> list[OwnedSum]:
         """Clip gradients by `clipnorm` or `global_clipnorm`.
 
-        The norms are those of whole gradients, over the rows of all replicas.
+        The norms cover whole gradients, including the rows of other replicas.
         """
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm

@@ -189,7 +189,7 @@ def _validator(
     labels: np.ndarray,
     progress: tqdm,
 ) -> Callable[[float, int], float]:
-    """Return a function of a rate and a seed that returns an accuracy.
+    """Return a function (rate, seed) -> validation accuracy.
 
     The seed decides the split, the initial weights and the order of the data.
     """

@@ -1,4 +1,4 @@
-"""The offload study: the same run with Adam's state on device and on host."""
+"""The offload study: a run with Adam's state on the device, and on the host."""
 
 from collections.abc import Callable
 from typing import Any
