@@ -97,8 +97,8 @@ class DGCMomentum(CompressedOptimizer):
     With a single stage, the sparsity is sparsity[0] up to s = d + e - 2. While
     the exchange is dense, `clipnorm` limits the norm of the sum of g_i. Nothing
     is lost: entries that are not sent accumulate in v_i until they are large
-    enough. The selection is exact. Of equal entries, the first are sent. Zeros
-    are never sent.
+    enough. The selection is exact. Among equal entries, the first are sent.
+    Zeros are never sent.
 
     A variable is exchanged densely if it has fewer than `min_compress_size`
     elements, is not float32, or has sparse gradients (embeddings). Such a

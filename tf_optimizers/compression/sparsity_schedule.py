@@ -118,7 +118,7 @@ class SparsitySchedule:
     def _warm_up(self) -> Iterator[tuple[int, float | None]]:
         """Yield the start and the sparsity of each stage.
 
-        Of several stages with the same start, only the last one counts.
+        If several stages have the same start, only the last one counts.
         """
         begin, count = self.rampup_begin_step, len(self.sparsity)
         if begin:

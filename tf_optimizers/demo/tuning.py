@@ -14,8 +14,8 @@ def tune(
     """Return the rate with the best mean validation accuracy, and all trials.
 
     Args:
-        rates: The grid, in ascending order. Of equally good rates, the lowest
-            is chosen.
+        rates: The grid, in ascending order. If several rates are equally good,
+            the lowest is chosen.
         seeds: At each rate, one network is trained per seed.
         validate: Takes a rate and a seed, and returns a validation accuracy.
     """
