@@ -47,7 +47,7 @@ def check_number(
     name: str,
     value: Any,
     rule: str,
-    is_right: Callable[[float], bool],
+    is_valid: Callable[[float], bool],
 ) -> float:
     """Return `value` as a finite float, or raise an error stating `rule`."""
     message = f"`{name}` must be {rule}. Received: {name}={value!r}."
@@ -57,7 +57,7 @@ def check_number(
         number = float(value)
     except OverflowError:  # An int can be too large for a float.
         number = math.inf
-    if not (math.isfinite(number) and is_right(number)):
+    if not (math.isfinite(number) and is_valid(number)):
         raise ValueError(message)
     return number
 

@@ -170,21 +170,21 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     """
 
     def resolve(original: Callable, self: Any) -> bool:
-        object.__setattr__(self, _IS_ASKED, True)
+        object.__setattr__(self, _IS_RESOLVING, True)
         return original(self) and not cannot_use_xla(self)
 
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
             # Keras has resolved "auto", but has not assigned the result yet.
-            if vars(self).pop(_IS_ASKED, False):
+            if vars(self).pop(_IS_RESOLVING, False):
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):
                 return value
             return not cannot_use_xla(self)
 
         def assign(self: Any, value: Any) -> None:
-            is_auto = vars(self).pop(_IS_ASKED, False)
+            is_auto = vars(self).pop(_IS_RESOLVING, False)
             object.__setattr__(self, _IS_AUTO, is_auto)
             jit_compile.fset(self, value)
 
@@ -198,7 +198,7 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
 
 # Set when Keras resolves "auto", and removed when Keras assigns the result.
-_IS_ASKED = "_tfo_jit_compile_is_asked"
+_IS_RESOLVING = "_tfo_jit_compile_is_resolving"
 # Whether the value of `jit_compile` comes from "auto".
 _IS_AUTO = "_tfo_jit_compile_is_auto"
 

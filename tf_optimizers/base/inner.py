@@ -241,7 +241,7 @@ class InnerSteps:
         ]
         seen = self._outside_strategy(moved, weights)
         with seen, replaced([*unconstrained(shown), *settings]):
-            for part in _groups_of(self._optimizer):
+            for part in _single_optimizers(self._optimizer):
                 known = set(map(id, built_variables(part)))
                 own = [i for i, v in enumerate(moved) if id(v) in known]
                 if own:
@@ -269,7 +269,7 @@ class InnerSteps:
             yield
 
 
-def _groups_of(optimizer: Any) -> Sequence[Any]:
+def _single_optimizers(optimizer: Any) -> Sequence[Any]:
     """Return the optimizers of a `MultiOptimizer`, or a list of the optimizer.
 
     Call each of them separately: a `MultiOptimizer` (new in Keras 3.12) itself

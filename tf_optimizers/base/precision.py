@@ -28,8 +28,8 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
     """Raise if the dtype of a variable is not supported."""
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        is_right = dtype in _HALF + _FULL or is_overwritten(optimizer, variable)
-        if not is_right:
+        is_valid = dtype in _HALF + _FULL or is_overwritten(optimizer, variable)
+        if not is_valid:
             raise TypeError(
                 "A trainable variable must be of dtype float16, bfloat16, "
                 f"float32 or float64. Received: {variable.name} of dtype "

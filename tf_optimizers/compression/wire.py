@@ -72,8 +72,8 @@ class Wire(NamedTuple):
         exponent = tf.bitcast(tf.cast(rate, tf.float32), tf.int32)
         exponent = tf.bitwise.bitwise_and(exponent, _EXPONENT)
         power = tf.bitcast(exponent, tf.float32)
-        is_right = (power > 0) & tf.math.is_finite(power)
-        return tf.where(is_right, power, tf.ones_like(power))
+        is_valid = (power > 0) & tf.math.is_finite(power)
+        return tf.where(is_valid, power, tf.ones_like(power))
 
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the portion that each device sends, [devices, n].
