@@ -140,9 +140,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. All residuals are sent in the last step of the
             cool-down, or in the next synchronization. Defaults to `1`.
-        residual_decay: float in [0, 1]. Factor of e_i in every exchange. Below
+        residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, parts of the updates are lost. Defaults to `1.0`.
-        outer_learning_rate: float > 0. Factor of the sums of sent entries.
+        outer_learning_rate: float > 0. Multiplies the sums of sent entries.
             Defaults to `1.0`.
         min_compress_size: int >= 1. Updates of variables with fewer elements
             are averaged densely. Defaults to `16384`.

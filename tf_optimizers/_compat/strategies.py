@@ -181,7 +181,7 @@ def outside_strategy(
 
 
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
-    """Return the attributes that `replaced` must set to disable constraints.
+    """Return the attributes for `replaced` that disable constraints.
 
     Args:
         variables: Variables of Keras, of TensorFlow, or of a strategy.
@@ -196,13 +196,13 @@ def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
 
 
 def at_rate(optimizer: Any, rate: tf.Tensor) -> Attribute:
-    """Return the attribute that `replaced` must set to change the rate."""
+    """Return the attribute for `replaced` that changes the learning rate."""
     # The public setter rejects a rate if the optimizer has a schedule.
     return optimizer, "_learning_rate", rate
 
 
 def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
-    """Return the attributes that `replaced` must set to copy `other`'s name."""
+    """Return the attributes for `replaced` that copy the name of `other`."""
     # Keras has no setters for a variable's name and path.
     return [
         (variable, "_name", other.name),

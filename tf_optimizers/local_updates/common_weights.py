@@ -68,8 +68,8 @@ class CommonWeights(keras.callbacks.Callback):
 class EnoughRounds(keras.callbacks.Callback):
     """Warns if a run has too few rounds to send most of its updates.
 
-    A round is some local steps on each replica, followed by an exchange. The
-    end of an epoch also ends the round.
+    A round is `sync_every` local steps on each replica, followed by an
+    exchange. The end of an epoch also ends the round.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:

@@ -1,9 +1,9 @@
 """Exchanges the entries of a round while the next round runs.
 
-A round is some local steps on each replica. The last step of a round adds the
-changes of weights to residuals, and starts an exchange. While the next round
-runs, a thread exchanges the largest entries of the residuals, and updates the
-common weights. The last step of the next round first waits for the thread.
+A round is `sync_every` local steps on each replica. The last step of a round
+adds the changes of weights to residuals, and starts an exchange. While the next
+round runs, a thread exchanges the largest entries of the residuals, and updates
+the common weights. The last step of the next round first waits for the thread.
 
 step      round ends: accumulate, start       next round ends: wait, ...
 thread                           exchange, update the common weights

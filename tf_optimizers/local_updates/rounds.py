@@ -45,9 +45,9 @@ Choice: TypeAlias = tuple[bool, ...]
 class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
-    A round is some local steps on each replica, followed by an exchange. Each
-    round starts from the current weights, because a callback may have changed
-    them since the previous round.
+    A round is `steps` local steps on each replica, followed by an exchange.
+    Each round starts from the current weights, because a callback may have
+    changed them since the previous round.
 
     Args:
         optimizer: The optimizer that owns the variables of this object.
@@ -215,7 +215,7 @@ class Rounds:
         return pseudo_gradients
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
-        """Return this replica's common and base weights for a choice."""
+        """Return this replica's common and base weights of chosen variables."""
         return [
             list(map(own_component, itertools.compress(each, choice)))
             for each in (self._commons, self._bases)
