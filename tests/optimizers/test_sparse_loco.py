@@ -596,16 +596,16 @@ BAD_INNER = {
     "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges grad"),
     "scaled": (lambda: SCALED(SGD()), ValueError, "Wrap `SparseLoCo`"),
     "built": (built, ValueError, "must be new"),
-    "ema": (lambda: SGD(use_ema=True), ValueError, "no `use_ema`"),
+    "ema": (lambda: SGD(use_ema=True), ValueError, "not set `use_ema`"),
     "scale": (
         lambda: SGD(loss_scale_factor=2.0),
         ValueError,
-        "no `loss_scale_factor`",
+        "not set `loss_scale_factor`",
     ),
     "accumulation": (
         lambda: SGD(gradient_accumulation_steps=2),
         ValueError,
-        "no `gradient_accumulation_steps`",
+        "not set `gradient_accumulation_steps`",
     ),
 }
 
