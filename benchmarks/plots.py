@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from tf_optimizers.demo.plots import (
-    COLOURS,
+    COLORS,
     STYLE,
     add_legend,
     draw_runs,
@@ -300,7 +300,7 @@ def offload_trace(document: dict) -> None:
             axis.broken_barh(
                 [(start, end - start) for start, end in spans[kind]],
                 (number - 0.4, 0.8),
-                color=COLOURS[number],
+                color=COLORS[number],
             )
         axis.set_yticks(range(len(TRACED)), list(TRACED.values()))
         axis.invert_yaxis()

@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which can be distinguished with every kind of colour
-# vision. In grey, markers and line styles distinguish the lines.
-COLOURS = (
+# Okabe and Ito's colors, which can be distinguished with every kind of color
+# vision. In gray, markers and line styles distinguish the lines.
+COLORS = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"),
     "#0072B2",
 )
@@ -25,7 +25,7 @@ def line_style(number: int, name: str) -> dict[str, Any]:
     """Return the line style of the optimizer with this number."""
     return {
         "label": name,
-        "color": COLOURS[number],
+        "color": COLORS[number],
         "marker": MARKERS[number],
         "linestyle": LINES[number],
         "markersize": 6,

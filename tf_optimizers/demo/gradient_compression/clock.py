@@ -1,6 +1,6 @@
-"""The time that training steps take: measured, or modelled for other links.
+"""The time that training steps take: measured, or modeled for other links.
 
-A step is modelled as
+A step is modeled as
 
     seconds <- alone + round_trips x round trip + 8 bytes / rate
 
@@ -60,7 +60,7 @@ def _round_trips(row: Row, measured: Link) -> float:
 
 
 def clock(row: Row, link: Link | None = None) -> np.ndarray:
-    """Return the seconds until each mark: measured, or modelled for `link`."""
+    """Return the seconds until each mark: measured, or modeled for `link`."""
     if link is None:
         return np.cumsum(row["seconds"])
     trips = row["round_trips"] * link.round_trip

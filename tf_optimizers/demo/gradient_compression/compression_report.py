@@ -16,7 +16,7 @@ from tf_optimizers.demo.tables import markdown_table, terminal_table
 
 LEVELS = (0.9, 0.95, 0.97)
 FINDING_LEVEL = 0.95
-RATES = (1e9, 1e8, 1e7)  # Bits per second of the modelled links.
+RATES = (1e9, 1e8, 1e7)  # Bits per second of the modeled links.
 _NOT_COUNTED = "not counted"
 _NEVER = "never"
 
@@ -74,13 +74,13 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
-    """Return a heading and one modelled row per link and optimizer."""
+    """Return a heading and one modeled row per link and optimizer."""
     levels = [f"{100 * level:.0f} %" for level in LEVELS]
     return [
         ["link and optimizer", *levels, "end"],
         *(
             [f"{link}: {row['optimizer']}", *_seconds(row, clock(row, link))]
-            for link in _modelled(result)
+            for link in _modeled(result)
             for pair in result["pairs"]
             for row in pair["optimizers"]
         ),
@@ -162,13 +162,13 @@ def _optimizers(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for pair in result["pairs"] for row in pair["optimizers"]]
 
 
-def _modelled(result: dict[str, Any]) -> list[Link]:
+def _modeled(result: dict[str, Any]) -> list[Link]:
     trip = parse_link(result["settings"]["link"]).round_trip
     return [NONE, *(Link(rate, trip) for rate in RATES)]
 
 
 def _other_links(result: dict[str, Any]) -> list[str]:
-    """Return paragraphs with the modelled times for other links, if any."""
+    """Return paragraphs with the modeled times for other links, if any."""
     every = _optimizers(result)
     if any("round_trips" not in row for row in every):
         return []
