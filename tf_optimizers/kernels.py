@@ -66,9 +66,9 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow warns if a Python function has many traces. It would count the
-    # traces of all signatures for a nested function, but counts each `partial`
-    # separately.
+    # TensorFlow warns if one Python function has many traces. A nested function
+    # would count as the same one for all signatures, but each `partial` counts
+    # as another.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)

@@ -89,8 +89,9 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # Whether this round has changed each variable. The flags are not saved:
-        # after a restart, all variables count as changed until the round ends.
+        # For each variable, whether this round has changed it. This is not
+        # saved: after a restart, all variables count as changed until the round
+        # ends.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
