@@ -126,10 +126,10 @@ class Slots:
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
-                f"the variable. Received: {name}, without a reference, but of "
-                f"shape {tuple(shape)}, like a variable. Create the state with "
-                "`self.add_variable_from_reference(variable, name)`, or use "
-                "the inner optimizer without `ShardedState`."
+                f"the variable. Received: {name} of shape {tuple(shape)}, the "
+                "shape of a variable, but without a reference. Create the "
+                "state with `self.add_variable_from_reference(variable, "
+                "name)`, or use the inner optimizer without `ShardedState`."
             )
 
 
