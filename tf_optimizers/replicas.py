@@ -224,9 +224,9 @@ def warn_if_alone() -> None:
         return
     training = "chief", "worker"  # An evaluator may run alone.
     workers = sum(len(cluster.get(name, ())) for name in training)
-    # A strategy of several processes connects the process to a cluster, which
-    # adds jobs to the names of devices. Once the process has a variable, it is
-    # too late to create such a strategy.
+    # A multi-worker strategy connects the process to a cluster, which adds jobs
+    # to the names of devices. Once the process has a variable, it is too late
+    # to create such a strategy.
     is_connected = any(
         "/job:" in device.name for device in tf.config.list_logical_devices()
     )

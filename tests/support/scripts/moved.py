@@ -108,7 +108,7 @@ EFFECTS = {
     "strategy.run(lambda: tf.distribute.get_replica_context()"
     '.all_reduce("MEAN", value))': ("float(result)", 0.5),
     "strategy.run(lambda: tf.distribute.get_replica_context()"
-    ".all_gather(value[None], axis=0))": (
+    ".all_gather(rows, axis=0))": (
         "result.numpy().tolist()",
         [0.0, 1.0],
     ),
@@ -268,6 +268,7 @@ def effects(script, loop, every):
         "train_step": space_of_loop["train_step"],
         "strategy": space_of_loop["strategy"],
         "value": tf.constant(float(space["rank"])),
+        "rows": tf.constant([float(space["rank"])]),
     }
     for _, code, _ in rows():
         if code not in EFFECTS or code in result["effects"]:

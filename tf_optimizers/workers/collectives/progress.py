@@ -49,8 +49,9 @@ DTYPES = (
 )
 
 # A key has 31 bits. The upper 5 bits hold the group, and the lower 26 bits
-# depend on the number of elements. Group 0 is left to TensorFlow's own keys,
-# which count up from 100.
+# depend on the number of elements. Keys of packed messages share all groups
+# above those of `group_of`. Group 0 is left to TensorFlow's own keys, which
+# count up from 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 

@@ -162,8 +162,8 @@ def count_draws(
             seed_generator=draws.generator[0],
             **dataset._common_args,
         )
-    # A `tf.function` may hold only the variant, so let the variant keep the
-    # generator alive.
+    # A `tf.function` might refer to the variant alone, so let the variant keep
+    # the generator alive.
     variant.draws = dataset.draws = draws
     dataset._variant_tensor_attr = variant
     return dataset
