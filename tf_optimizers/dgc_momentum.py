@@ -69,7 +69,7 @@ class DGCMomentum(CompressedOptimizer):
     For variable w on N replicas at step s, counted from 0, where g_i is the
     gradient of replica i's part of the loss:
 
-        g_i <- g_i min(1, clipnorm N^-1/2 / |g_i|)
+        g_i <- g_i min(1, clipnorm / (sqrt(N) |g_i|))
         g_i <- g_i + regularizer's gradient / N
         u_i <- momentum u_i + learning_rate g_i
         v_i <- v_i + u_i

@@ -53,7 +53,7 @@ class ShardedState(Wrapper):
     s of w, and updates w:
 
         g    <- sum over replicas of their gradients, at the owner of w
-        w, s <- inner step from w and s by g, at the owner of w
+        w, s <- inner step(w, s, g), at the owner of w
         w    <- the owner's w, on all replicas
 
     Variables are assigned from the largest to the smallest, each to the replica
