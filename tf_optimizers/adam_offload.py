@@ -80,7 +80,7 @@ class AdamOffload(HostOptimizer):
     replicas. Replicas exchange gradients by the strategy's all-reduce.
     Sparse gradients: sent as rows, and made dense on the host. Duplicate rows
     are summed there. The update is dense.
-    Not finite: a NaN or inf in g makes the same element of w not finite.
+    NaN and inf: a NaN or inf in g makes the same element of w not finite.
     XLA: a train step that XLA compiles for a GPU cannot use the host. `compile`
     turns XLA off unless you pass `jit_compile=True`. In a custom loop, do not
     compile the `tf.function` with XLA.

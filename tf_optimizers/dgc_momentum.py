@@ -132,7 +132,7 @@ class DGCMomentum(CompressedOptimizer):
     from 5 replicas on for 100 million parameters, and from 41 on for 20
     million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
-    Not finite: a NaN or inf is always sent, and reaches w. With "int4" and
+    NaN and inf: a NaN or inf is always sent, and reaches w. With "int4" and
     "int2", the other values in the same group of 64 are sent in a later step.
     Differs from the paper and from
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is computed in exact

@@ -66,9 +66,8 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow warns if one Python function has many traces. A nested function
-    # would count as the same one for all signatures, but each `partial` counts
-    # as another.
+    # TensorFlow warns if one Python function has many traces. All nested
+    # functions would count as one, but each `partial` counts separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)

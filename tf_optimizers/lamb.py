@@ -37,7 +37,7 @@ class Lamb(LayerwiseOptimizer):
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
-    Not finite: a NaN or inf gradient makes the variable not finite.
+    NaN and inf: a NaN or inf in the gradient makes the variable not finite.
     Differs from the paper: only in the bounds of phi.
     Differs from `paddle.optimizer.Lamb`: the trust ratio also applies with
     `weight_decay=0`, as in Paddle up to 2.5. To turn the trust ratio off, pass

@@ -55,7 +55,7 @@ class LANS(LayerwiseOptimizer):
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange; duplicate rows are summed
     first. The update is dense.
-    Not finite: a NaN or inf gradient makes the variable not finite.
+    NaN and inf: a NaN or inf in the gradient makes the variable not finite.
     Differs from the paper: only in clipping g~ and in the bounds of phi.
     Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
     instead of turning weights and state into NaN; tiny and huge gradients

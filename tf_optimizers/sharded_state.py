@@ -81,7 +81,7 @@ class ShardedState(Wrapper):
     together move as many bytes as a dense all-reduce. `global_clipnorm` takes
     one more round trip, as does `clipnorm` if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
-    Not finite: as with the inner optimizer.
+    NaN and inf: as with the inner optimizer.
 
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer` that creates its

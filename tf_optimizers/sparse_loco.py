@@ -114,7 +114,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     Sparse gradients: made dense; duplicate rows are summed. With
     `gradient_accumulation_steps` or `loss_scale_factor`, such gradients count
     as dense.
-    Not finite: a NaN or inf is always sent, and reaches w.
+    NaN and inf: a NaN or inf is always sent, and reaches w.
     Differs from the paper: by default, workers exchange after every step,
     values have 32 bits, and e_i does not decay; k is per variable, not per
     block.

@@ -136,8 +136,8 @@ class Optimizer(keras.optimizers.Optimizer):
         """Exclude variables from weight decay, in addition to the patterns.
 
         Unlike in Keras, the config saves these exclusions. Each call replaces
-        the exclusions of the previous call. Every replica may make the same
-        call.
+        the exclusions of the previous call. In `strategy.run`, make the same
+        call on every replica.
 
         Args:
             var_list: Variables to exclude.

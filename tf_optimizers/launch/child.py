@@ -37,7 +37,7 @@ def guard() -> None:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            continue  # The group has ended; another user may have its pid.
+            continue  # The group has ended; its ID may be in use again.
 
 
 def work(

@@ -19,7 +19,7 @@ from tf_optimizers.wrapped import wrapped_optimizers
 class LocalSteps(InnerSteps):
     """Runs an inner optimizer on each replica separately.
 
-    Each replica has its own state of the optimizer. Outside of `strategy.run`,
+    Each replica has its own optimizer state. Outside of `strategy.run`,
     reading the state returns the mean over replicas, and assigning to it
     changes the state on all replicas.
     """

@@ -58,7 +58,7 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # Do not number runs of a single worker, which other workers lack.
+        # A single worker takes no number, since the others would not take one.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )

@@ -123,8 +123,8 @@ def cancel_undoing(model: keras.Model) -> None:
 class Skip:
     """A model's train function that draws batches without training on them.
 
-    The model gets its own train function back after the last skipped batch, at
-    a call of `end`, or before any other training begins.
+    The model gets its own train function back after the last skipped batch,
+    when `end` is called, or before any other training begins.
 
     Args:
         model: The model.

@@ -158,8 +158,8 @@ class Progress:
     def numpy(self) -> list[int]:
         """Return the progress as `[count, group, elements, layout, state]`.
 
-        The count is the number of runs and collectives that have begun. Group,
-        elements and layout describe the last collective.
+        The count is the number of runs (if guarded) and collectives that have
+        begun. Group, elements and layout describe the last collective.
         """
         return self._variable.numpy().tolist()
 

@@ -92,8 +92,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # No shuffle can be set to 0 draws. If one would have to be, all workers
-        # skip the first order.
+        # No shuffle can be set to 0 draws. If one needs 0, all workers skip the
+        # first order.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

@@ -70,8 +70,8 @@ class _ShuffleSeed:
         """
         if self._seed is None or tensorflow_seed() is not None:
             return None
-        # Count the shuffles of each line of code separately, since a single
-        # worker may shuffle other data on another line.
+        # Count the shuffles of each line of code separately, since one worker
+        # may also shuffle data that the others do not, on another line.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"

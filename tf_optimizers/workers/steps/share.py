@@ -210,11 +210,11 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     found = rows_in(value)
     rule = (
         "A prediction must have an element for each row of the inputs. "
-        f"Received: `{name or 'a prediction'}`"
+        f"Received: {f'`{name}`' if name else 'a prediction'}"
     )
     hint = (
-        "If a row has k predictions, reshape them to [rows, k, ...]. Compute "
-        "values that depend on all rows from the result of `predict`."
+        "If a row has k predictions, reshape them to [rows, k, ...]. If a "
+        "value depends on all rows, compute it from the result of `predict`."
     )
     if found is None:
         raise ValueError(f"{rule}, which is a scalar. {hint}")
