@@ -1,6 +1,6 @@
 """The launcher: one command starts a script in several worker processes.
 
-It is torchrun for TensorFlow. On one machine,
+It is like torchrun, but for TensorFlow. On one machine,
 
     python -m tf_optimizers.launch --workers 2 train.py --epochs 3
 
@@ -39,8 +39,8 @@ Options:
         `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged. If
         Slurm has set it for a job's GPUs, workers divide the GPUs in it.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
-        Defaults to `1`, which does not configure TensorFlow. With more, the
-        worker imports and configures TensorFlow before the script starts.
+        Defaults to `1`, which does not configure TensorFlow. With 2 or more,
+        the worker imports and configures TensorFlow before the script starts.
     --host ADDRESS: an address of this machine, for `TF_CONFIG`, without
         `--cluster`. Defaults to `127.0.0.1`. Workers connect only to this
         address, but TensorFlow's server (2.21) listens on all interfaces,

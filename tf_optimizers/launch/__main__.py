@@ -297,8 +297,8 @@ def _count(text: str, minimum: int = 1) -> int:
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(
-            f"must be an integer in [1, 65535]. Received: {text}. Leave the "
-            f"option out for {PORT}."
+            f"must be an integer in [1, 65535]. Received: {text}. Omit the "
+            f"option to use {PORT}."
         )
     return int(text)
 

@@ -147,7 +147,7 @@ def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
 def _place_in_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
     """Return the place of the task in `text`, the JSON of a cluster.
 
-    Indices count through all jobs, in the order of `jobs`.
+    The tasks of all jobs are numbered consecutively, in the order of `jobs`.
     """
     try:
         config = json.loads(text)
