@@ -1,4 +1,4 @@
-"""Keras callbacks: backups, monitors, and a wrapper to run one on the chief."""
+"""Keras callbacks: backups, monitors, and `ChiefOnly` for other callbacks."""
 
 from tf_optimizers.callbacks.backup.callback import BackupAndRestore
 from tf_optimizers.callbacks.chief_only import ChiefOnly

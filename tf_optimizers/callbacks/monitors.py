@@ -64,8 +64,8 @@ class Monitor(keras.callbacks.Callback):
         """The model's first optimizer that the monitor can measure.
 
         If there is no such optimizer, this is the model's first optimizer, or
-        None without any. A `LossScaleOptimizer` is skipped, but not its inner
-        optimizer.
+        None if the model has no optimizer. A `LossScaleOptimizer` is skipped,
+        but not its inner optimizer.
         """
         found = [
             each
@@ -341,7 +341,7 @@ class CompressionMonitor(Monitor):
         return figures, {}
 
     def _factor(self) -> float:
-        """Return the factor from a sent entry to the change of its weight."""
+        """Return the factor that turns sent entries into changes of weights."""
         if isinstance(self.optimizer, SparseLoCo):
             return self.optimizer.outer_learning_rate
         if self.optimizer.rate_in_momentum:

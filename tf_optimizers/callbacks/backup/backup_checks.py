@@ -16,9 +16,9 @@ from tf_optimizers.replicas import ReplicaGroup, digests
 
 
 def check_folder(path: Any) -> str:
-    """Check `backup_dir`; return the absolute path as text.
+    """Check `backup_dir`; return its absolute path as a string.
 
-    The script may call `os.chdir` before `fit`.
+    A relative path would become wrong if the script called `os.chdir`.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -107,7 +107,7 @@ def check_weights(state: State, identical: set[str]) -> None:
             raise RuntimeError(
                 "A weight must be the same on all replicas. Received "
                 f"different values of {variable.path}. Do not assign to "
-                "weights on a single worker, and start again from the last "
+                "weights on one worker only, and start again from the last "
                 "backup."
             )
 
@@ -132,8 +132,8 @@ def warnings_of_lengths(
     before = content.get("steps")
     if content["batch"] and before and steps and before != steps:
         yield (
-            "An epoch that is resumed in its middle must have the same number "
-            f"of batches as before. Received: {steps} batches, and {before} "
+            "An epoch that is resumed partway must have the same number of "
+            f"batches as before. Received: {steps} batches, and {before} "
             f"when the backup was made. `fit` still skips the first "
             f"{content['batch']} batches. If the batch size has changed, some "
             "rows are missed or repeated. Pass the previous batch size, or "

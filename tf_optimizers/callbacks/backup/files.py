@@ -44,7 +44,7 @@ class DamagedError(Exception):
 class Folder:
     """The folder of a run's backups, which may also hold other runs' backups.
 
-    The first file that is written creates the folder.
+    The folder is created when the first file is written.
     """
 
     def __init__(self, path: str, name: str = "") -> None:

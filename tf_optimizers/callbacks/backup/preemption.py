@@ -58,7 +58,8 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # A single worker takes no number, since the others would not take one.
+        # A `fit` on one worker alone takes no number: the numbers must stay the
+        # same on all workers.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )

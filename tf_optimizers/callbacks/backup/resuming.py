@@ -73,7 +73,7 @@ class Rates:
         self._state = state
         self._variables = [
             variable
-            for variable in state.slots  # Weights may have this name, too.
+            for variable in state.slots  # Not weights of the same name.
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]

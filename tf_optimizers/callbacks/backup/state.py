@@ -215,8 +215,8 @@ def redistribute(
 
     If the numbers of workers or replicas have changed, the values are
     converted: sums over replicas keep their total, and other floating-point
-    values keep their mean. For integers, all replicas get the first replica's
-    value.
+    values keep their mean. For other integers, all replicas get the first
+    replica's value.
 
     Args:
         is_summed: Whether the replicas' values add up.
