@@ -49,8 +49,8 @@ class Excluded:
 
     Args:
         labels: For each variable, the last part of its path, and its shape.
-            They are recorded when the optimizer is built, because the variables
-            of an inner optimizer have different names afterwards.
+            They are recorded when the optimizer is built, because an inner
+            optimizer's variables may have the model's paths only in `build`.
         chosen: The positions of the variables that the user passed to
             `exclude_from_weight_decay()`.
         by_patterns: For each purpose, such as "weight_decay", the patterns and
@@ -118,8 +118,9 @@ class Exclusions:
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
             {variable_key(optimizer, v): _description(v) for v in variables},
         )
-        # In `strategy.run`, each replica makes this call, and the first replica
-        # builds the optimizer before the second replica makes the call.
+        # Accept the same exclusions again: in `strategy.run`, each replica
+        # makes this call, and the first replica builds the optimizer before the
+        # second replica makes the call.
         if optimizer.built and found != self:
             argument = "exclude_from_weight_decay"
             instead = f", or pass `{argument}` to the constructor"

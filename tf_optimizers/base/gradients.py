@@ -185,6 +185,6 @@ def clip_elements(gradient: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
 
 
 def clip_factor(size: tf.Tensor, limit: float | tf.Tensor) -> tf.Tensor:
-    """Return the factor that clips a norm to `limit`; NaN if not finite."""
+    """Return the factor that clips a norm; NaN if the norm is not finite."""
     factor = tf.where(size > limit, limit / size, tf.ones_like(size))
     return factor + (size - size)

@@ -193,7 +193,7 @@ def check_part(
 
 
 class InnerSteps:
-    """Runs an inner optimizer on one replica's components of variables.
+    """Runs an inner optimizer on the calling replica's own weights.
 
     Args:
         optimizer: The inner optimizer.
@@ -270,7 +270,7 @@ class InnerSteps:
 
 
 def _single_optimizers(optimizer: Any) -> Sequence[Any]:
-    """Return the optimizers of a `MultiOptimizer`, or a list of the optimizer.
+    """Return a `MultiOptimizer`'s optimizers, or the given optimizer in a list.
 
     Call each of them separately: a `MultiOptimizer` (new in Keras 3.12) itself
     fails if one of its optimizers has no gradients.

@@ -281,15 +281,15 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def _saved_as(self) -> Any:
         """Return the optimizer whose state is saved; by default, this one."""
-        # This is a method because Keras would track the variables of an
-        # optimizer in an attribute.
+        # This is a method, because an attribute would make Keras track the
+        # variables of that optimizer.
         return self
 
     def _check_name(self, name: str) -> None:
         """Raise if variables saved under this name must not be restored."""
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return the exclusion patterns for each purpose but weight decay.
+        """Return the exclusion patterns for purposes other than weight decay.
 
         A purpose is a computation that leaves out excluded variables, such as
         layer adaptation.
