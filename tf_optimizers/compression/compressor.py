@@ -88,7 +88,7 @@ class Compressor:
         self.schedule = schedule
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for a strategy; then call `add` for each variable."""
+        """Prepare for a strategy. Afterwards, call `add` for each variable."""
         self.wire = Wire.under(strategy, self._value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}

@@ -203,10 +203,10 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
     Each exchange sends the same fraction of the entries, so that the run sends
-    1 / `TIMES_FEWER_BYTES` of the bytes of dense float32 gradients in every
-    step. In a short run, the fraction is larger, so that each entry is sent at
-    least `SENT_AT_LEAST` times on average. In both cases, the fraction is at
-    most `LARGEST_SHARE`.
+    `TIMES_FEWER_BYTES` times fewer bytes than with dense float32 gradients in
+    every step. In a short run, the fraction is larger, so that each entry is
+    sent at least `SENT_AT_LEAST` times on average. In both cases, the fraction
+    is at most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
     bits = 32 * sync_every / TIMES_FEWER_BYTES

@@ -1,8 +1,9 @@
 """Describes how entries are sent, and counts their bytes.
 
-The devices of a worker share the residual v of a variable, the values that are
-not sent yet: each device holds an equal fraction of v. The devices sum their
-gradients before compression. Then each device sends a portion of the entries:
+Under `tfo.SparseMultiWorkerMirroredStrategy` with several workers, the devices
+of a worker share the residual v of a variable, the values that are not sent
+yet: each device holds an equal fraction of v. The devices sum their gradients
+before compression. Then each device sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
         k entries of the same v           k entries
