@@ -81,9 +81,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seeds",
         type=_seeds,
-        help="number of seeds; each trains one network per test accuracy "
+        help="number of networks to train for each test accuracy, one per seed "
         f"({DEFAULT_SEEDS}; {QUICK_SEEDS} with --quick); gradient-compression "
-        "uses at most 5 (2 with --quick)",
+        "trains at most 5 (2 with --quick)",
     )
     parser.add_argument(
         "--first-seed",

@@ -81,7 +81,7 @@ def prepare(data_dir: Path) -> SklearnDigits:
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
-    # Hide a message of tfds about a download, since there is none.
+    # Hide a message of tfds about a download, since nothing is downloaded.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             builder.download_and_prepare(download_config=config)

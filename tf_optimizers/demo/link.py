@@ -1,4 +1,4 @@
-"""A slow network between processes of one machine, without root.
+"""Simulates a slow network on one machine, without root privileges.
 
     worker 0 ─ forwarder ── worker 1      worker 1 ─ forwarder ── worker 0
 

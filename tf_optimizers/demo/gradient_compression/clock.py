@@ -24,8 +24,8 @@ def summary(runs: list[Row], measured: Link) -> Row:
 
     A mark is a step after which the accuracy is measured. Seconds and bytes
     count from the previous mark. There is a list of accuracies for each seed.
-    If a run uses the link only in its first steps, each later step counts as
-    the median time of these.
+    If a run uses the link only in its first steps, each later step is assumed
+    to take the median time of the first steps.
 
     Args:
         runs: The first worker's report of each seed.

@@ -84,7 +84,8 @@ class SharedStudy:
         self.train_data = data["train"]
         images, labels = whole(data["test"])
         self.test_size = len(labels)
-        # Each worker has all weights, so it classifies only its own images.
+        # All workers have the same weights, so each classifies only a part of
+        # the test images.
         own = slice(strategy.cluster_resolver.task_id, None, plan.workers)
         self.test = images[own], labels[own]
         with strategy.scope():
