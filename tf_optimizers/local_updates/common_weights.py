@@ -24,7 +24,7 @@ _FEWEST_ROUNDS = 100
 
 @functools.cache
 def watch_models() -> None:
-    """Add the callbacks below to all models that `SparseLoCo` trains."""
+    """Make Keras add the callbacks below to models that `SparseLoCo` trains."""
     check_names(LOCAL_STEPS)
     insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
     insert_callback(CommonWeights, lambda model: bool(local_steppers(model)))

@@ -19,7 +19,7 @@ replica's own weights at the start of the round.
 
     round ends           wait for the entries of the previous round
                          pseudo-gradient = base - w_i
-                         w_i <- common - (entries that have not come back yet)
+                         w_i <- common - (updates that common does not include)
                          base <- w_i
     in a thread          exchange; update common
 """
@@ -120,7 +120,7 @@ class Rounds:
         stepped: Sequence[tf.Variable],
         unsent_updates: Callable[[tf.Variable], tf.Tensor | None],
     ) -> None:
-        """If the next step begins a round, keep its weights, and step ahead.
+        """If the next step begins a round, keep the weights, and step ahead.
 
         Only variables in `stepped` step ahead, because each of these is
         exchanged when the round ends.

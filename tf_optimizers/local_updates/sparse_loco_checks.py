@@ -124,7 +124,7 @@ def check_excluded(variables: Sequence[Any]) -> None:
 
 
 def check_ema(sync_every: int, use_ema: bool) -> None:
-    """Raise if `use_ema` would average weights that differ by replica."""
+    """Raise if `use_ema` would average weights that differ between replicas."""
     if sync_every > 1 and use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
