@@ -33,8 +33,9 @@ from tf_optimizers.layerwise.layerwise_step import (
 )
 
 # One launch of a GPU kernel updates at most `LAUNCH_VARIABLES` variables, which
-# have at most `LAUNCH_ELEMENTS` elements together, unless there is only one.
-# Larger launches would save little time, and keep more gradients in memory.
+# have at most `LAUNCH_ELEMENTS` elements together. A larger variable is
+# updated alone. Higher limits would save little time, and keep more gradients
+# in memory.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 

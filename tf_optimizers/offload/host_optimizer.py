@@ -146,8 +146,8 @@ class HostOptimizer(Optimizer):
                         for v in _not_on_host(variables)
                     ]
 
-            # This scope moves the tensors that branches capture to the host.
-            # The branches themselves do not run in this scope.
+            # In this scope, tensors that the branches capture are moved to the
+            # host. The branches themselves do not run in this scope.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 

@@ -25,9 +25,9 @@ class Slots:
     variable is split, each owner holds the state of its own rows.
 
     State that belongs to no variable is replicated: every replica holds all of
-    it. If a variable is split, state with another shape than the variable is
-    replicated, too. Gradient accumulators are neither owned nor replicated:
-    every replica holds its own sums.
+    it. If a variable is split, its state of any other shape is replicated, too.
+    Gradient accumulators are neither owned nor replicated: every replica holds
+    its own sums.
 
     Args:
         strategy: The strategy.
