@@ -72,8 +72,8 @@ class AdamOffload(HostOptimizer):
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more. All state, including averages and accumulators, is
-    on `/CPU:0` of the worker process, once for all of its replicas. Only the
-    weights are on the model's devices.
+    on `/CPU:0` of the worker process, in one copy for all of its replicas. Only
+    the weights are on the model's devices.
     Traffic: each step copies gradients to the host, and changes of the weights
     to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
     decayed. A half-precision parameter takes 6 bytes, or 8 with several
@@ -86,12 +86,12 @@ class AdamOffload(HostOptimizer):
     compile the `tf.function` with XLA.
     Differs from `mindspore.nn.AdamOffload`: v stays at the largest float
     instead of overflowing; excluded variables are never decayed, while
-    MindSpore decays those in parameter groups; float64, half-precision and
-    scalar variables are accepted.
+    MindSpore decays excluded variables in parameter groups; float64,
+    half-precision and scalar variables are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
     gradient; bias corrections keep full precision; gradients are summed over
-    replicas before they are clipped; state is float32; `epsilon` has another
-    default.
+    replicas before they are clipped; state is float32; `epsilon` has a
+    different default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without

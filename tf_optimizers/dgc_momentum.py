@@ -112,25 +112,26 @@ class DGCMomentum(CompressedOptimizer):
     one replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
-    parameter; u_i only, 4 bytes, if w is small or not float32. The v_i of a
-    large embedding takes no memory, and is saved as zeros, unless a dense
-    gradient needs v_i. If N is the number of workers, each of a worker's M
-    devices holds u_i / M and v_i / M. Outside of `strategy.run`, and in
-    checkpoints, u is the sum of all u_i, and v is the sum of all v_i.
+    parameter; only u_i if w is small or not float32. The v_i of a large
+    embedding takes no memory, and is saved as zeros, unless a dense gradient
+    needs v_i. If N is the number of workers, each of a worker's M devices holds
+    u_i / M and v_i / M. Outside of `strategy.run`, and in checkpoints, u is the
+    sum of all u_i, and v is the sum of all v_i.
     Traffic: for each selected entry, a worker sends a value of `value_dtype`
     and a position to every other worker. A position takes 12 bits at a sparsity
     of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less.
-    Under TensorFlow's own strategies, a position takes 4 bytes. At the start of
-    the warm-up, N times these bytes may exceed twice the bytes of the dense
-    tensor. The entries are then sent as a dense tensor, with the same result.
+    Under TensorFlow's own strategies, a position takes 4 bytes. If N times the
+    bytes of the entries exceed twice the bytes of the dense tensor, as they may
+    at the start of the warm-up, the entries are sent as a dense tensor, with
+    the same result.
     See `communication_summary`.
     Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, each replica
     can sum a shard, an N-th of every variable, and send the shard's k / N
     largest sums to all replicas. Entries outside of the sent sums stay in v_i
     and u_i. The strategy uses shards if they at least halve the traffic,
     counting 32 KiB for each message. At a sparsity of 99.9 %, this is the case
-    from 5 replicas on for 100 million parameters, and from 41 on for 20
-    million.
+    with 5 or more replicas for 100 million parameters, and with 41 or more for
+    20 million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     NaN and inf: a NaN or inf is always sent, and reaches w. With "int4" and
     "int2", the other values in the same group of 64 are sent in a later step.
@@ -140,9 +141,9 @@ class DGCMomentum(CompressedOptimizer):
     `nesterov`, the switch from dense to sparse is continuous; Paddle carries
     over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
     applies from the first step; Paddle does not clip large variables before
-    `rampup_begin_step`. If entries are summed by shards, only the k largest
-    sums are applied. A single replica works, with a warning. For Paddle's rule,
-    pass `rate_in_momentum=False`.
+    `rampup_begin_step`. If the strategy uses shards, only the k largest sums
+    are applied. A single replica works, with a warning. For Paddle's rule, pass
+    `rate_in_momentum=False`.
     At sparsity 0 without masking, and while the exchange is dense, the result
     equals `keras.optimizers.SGD` up to rounding, even with schedules.
 
@@ -271,7 +272,7 @@ class DGCMomentum(CompressedOptimizer):
         0.0038 T + 1 dense steps.
 
         Args:
-            steps: int >= 2. Updates of the run. For `fit`, batches per epoch
+            steps: int >= 2. Updates in the run. For `fit`, batches per epoch
                 times epochs, divided by `gradient_accumulation_steps`.
             learning_rate: See the class.
             **kwargs: Other arguments of the class; they override the settings.

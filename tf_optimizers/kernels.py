@@ -66,8 +66,9 @@ def _cached_function(
     xla: bool,
 ) -> Callable:
     """Return a `tf.function`; its first argument holds the floats, if any."""
-    # TensorFlow warns if one Python function has many traces. All nested
-    # functions would count as one, but each `partial` counts separately.
+    # TensorFlow warns if one Python function has many traces. All functions
+    # from the same nested `def` would count as one function, but each `partial`
+    # counts separately.
     call = functools.partial(function, *constants)
     if any(leaf is float for leaf in tf.nest.flatten(constants)):
         call = functools.partial(_with_numbers, function, constants)
@@ -99,7 +100,7 @@ def on_gpu() -> bool:
 
 
 def read(handle: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the value of a handle's variable, with the form of `like`."""
+    """Return a variable's value; `like` has the variable's dtype and shape."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=like.dtype)
     value.set_shape(like.shape)
     return value

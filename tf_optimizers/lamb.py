@@ -44,7 +44,7 @@ class Lamb(LayerwiseOptimizer):
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
     ratio; gradients are summed over replicas before they are clipped; state is
-    float32; `epsilon` has another default.
+    float32; `epsilon` has a different default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without

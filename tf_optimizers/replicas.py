@@ -150,7 +150,7 @@ class ReplicaGroup:
         return _merge_call(merged, values)
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
-        """Return an object that runs a function in a thread, parallel to steps.
+        """Return an object that runs a function in a thread while steps run.
 
         In a step, all replicas call the object's `start(local rank, argument)`.
         The thread then calls the function once, with the argument as an int64
@@ -214,7 +214,7 @@ class ReplicaGroup:
 def warn_if_alone() -> None:
     """Warn if `TF_CONFIG` lists several workers, but this one trains alone.
 
-    Call this when the process trains without a strategy of several workers.
+    Call this when the process trains without a multi-worker strategy.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()

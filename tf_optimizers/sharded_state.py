@@ -76,10 +76,11 @@ class ShardedState(Wrapper):
     of the largest variable. Outside of steps, and in files, the state is whole,
     as the inner optimizer alone would save it. Reading the whole state takes an
     exchange, so all workers must save together.
-    Traffic: under our strategy, an all-to-all of gradients and an all-gather of
-    weights for every 16 MiB. If all replicas own the same number of bytes, both
-    together move as many bytes as a dense all-reduce. `global_clipnorm` takes
-    one more round trip, as does `clipnorm` if variables are split.
+    Traffic: under `tfo.SparseMultiWorkerMirroredStrategy`, an all-to-all of
+    gradients and an all-gather of weights for every 16 MiB. If all replicas own
+    the same number of bytes, both together move as many bytes as a dense
+    all-reduce. `global_clipnorm` takes one more round trip, as does `clipnorm`
+    if variables are split.
     Sparse gradients: made dense; duplicate rows are summed.
     NaN and inf: as with the inner optimizer.
 

@@ -101,8 +101,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     shorter than a single step, so start with sqrt(N) times the usual learning
     rate. `SparseLoCo` runs under the same strategies as `DGCMomentum`.
 
-    State: on each replica e_i, 4 bytes per compressed parameter, and the inner
-    optimizer's state. A step also needs a copy of w, and the update. With
+    State: each replica holds e_i, 4 bytes per compressed parameter, and the
+    inner optimizer's state. A step also needs a copy of w, and the update. With
     `sync_every` > 1, each replica keeps the copy; with `overlap` or
     `step_ahead`, it also keeps w_i from the start of the round. Outside of
     `strategy.run`, and in checkpoints, e is the sum of all e_i, and the inner
@@ -124,8 +124,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             `loss_scale_factor` and `gradient_accumulation_steps` to
             `SparseLoCo` instead. Not supported: `tfo.DGCMomentum`, which
             exchanges gradients itself; `LossScaleOptimizer`, which must wrap
-            `SparseLoCo` instead; `Ftrl` and `ScheduleFreeAdamW`, which do not
-            step from the given weights.
+            `SparseLoCo` instead; `Ftrl` and `ScheduleFreeAdamW`, which compute
+            new weights from their own state alone.
         sync_every: int >= 1. Local steps per exchange. Values above 1 do not
             support `use_ema`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
@@ -262,7 +262,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         every entry is sent ten times on average.
 
         Args:
-            steps: int >= 2. Updates of the run. For `fit`, batches per epoch
+            steps: int >= 2. Updates in the run. For `fit`, batches per epoch
                 times epochs, divided by `gradient_accumulation_steps`.
             inner_optimizer: See the class.
             **kwargs: Other arguments of the class; they override the settings.
@@ -403,8 +403,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._exclude(weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Repeat these calls: a callable in `MultiOptimizer` has chosen its
-        # optimizers only in `build`.
+        # Repeat these calls, because a callable in `MultiOptimizer` chooses
+        # optimizers during `build`.
         self._check_strategy(variables)
         self._exclude(weights)
         with self._steps.variable_scope():

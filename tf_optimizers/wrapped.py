@@ -18,7 +18,8 @@ import tensorflow as tf
 from tf_optimizers._compat import backend_variable, distinct
 from tf_optimizers._compat.keras_internals import built_variables
 
-# Objects whose classes come from these modules are not searched.
+# Objects of classes from these modules are not searched, except for layers,
+# lists, tuples and dicts.
 _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "numpy", "tensorflow", "tf_optimizers")
 }
