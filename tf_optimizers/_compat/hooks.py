@@ -28,7 +28,7 @@ def build_from_specs(
     is_for: Callable[[tf.distribute.Strategy], bool],
     failed: Callable[[tf.distribute.Strategy], None] = lambda _: None,
 ) -> None:
-    """Make Keras build models from shapes and dtypes of data, permanently.
+    """Permanently make Keras build models from shapes and dtypes of data.
 
     Keras itself draws a batch before `fit` and `evaluate`, and builds the model
     from the batch's mean over replicas. So a generator would lose this batch,
@@ -95,7 +95,7 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
                 f"the data. Received: {model.name}, whose `call` has built "
                 f"some layers, but not {', '.join(unbuilt)}, because of "
                 f"an error ({type(error).__name__}: {error}). Correct `call`, "
-                "or build the model: call it on a batch, in the scope."
+                "or call the model on a batch in the strategy's scope."
             ) from error
 
 
@@ -121,7 +121,7 @@ def insert_callback(
     kind: type[keras.callbacks.Callback],
     is_for: Callable[[keras.Model], bool],
 ) -> None:
-    """Make Keras call a callback before a model's other callbacks, permanently.
+    """Permanently make Keras call a callback before a model's other callbacks.
 
     Keras's models and optimizers cannot add callbacks. But `fit`, `evaluate`
     and `predict` create a `CallbackList` and set its model, and there the hook
@@ -142,7 +142,7 @@ def insert_callback(
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
-    """Make Keras call `check(model)` before it saves a model, permanently."""
+    """Permanently make Keras call `check(model)` before it saves a model."""
 
     def save(
         original: Callable, self: keras.Model, *args: Any, **kwargs: Any
@@ -156,7 +156,7 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 
 @functools.cache
 def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
-    """Make `jit_compile="auto"` mean `False` for some models, permanently.
+    """Permanently make `jit_compile="auto"` mean `False` for some models.
 
     Keras resolves "auto" in `compile`, but checks only whether the layers
     support XLA. This function adds a check of the optimizer. A custom `compile`

@@ -296,7 +296,7 @@ def set_global_seed(state: list[int]) -> None:
     """Make unseeded `keras.random` ops continue from a state."""
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is None:
-        # Without `seed`, Keras would draw a seed from Python's `random`.
+        # Without `seed`, Keras would change the state of Python's `random`.
         generator = keras.random.SeedGenerator(seed=0)
         global_state.set_global_attribute("global_seed_generator", generator)
     generator.state.assign(state)

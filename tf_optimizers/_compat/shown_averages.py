@@ -46,7 +46,7 @@ class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
     The callback finds the optimizers inside of a `LossScaleOptimizer` or a
-    `MultiOptimizer`, but not the optimizers that these wrap in turn.
+    `MultiOptimizer`, but not an inner optimizer of the found optimizers.
     """
 
     def __init__(self, inner: Any) -> None:

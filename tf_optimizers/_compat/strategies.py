@@ -86,7 +86,7 @@ def adopt_optimizers_of_keras(
     is_for: Callable[[tf.distribute.Strategy], bool],
     check: Callable[[tf.distribute.Strategy, Sequence[Any]], None],
 ) -> None:
-    """Make `build` move Keras optimizers into the strategy, permanently.
+    """Permanently make `build` move Keras optimizers into the strategy.
 
     All Keras optimizers call the `build` of their base class before they add
     variables, so only that method is replaced.
