@@ -252,8 +252,8 @@ def _add_blocks(
 
     first = tf.constant(0, tf.int64)
     sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
-    # Without this, TensorFlow would differentiate the loop if a tape records
-    # the optimizer's step. XLA cannot compile the gradient of a loop.
+    # Without `stop_gradient`, TensorFlow would differentiate the loop if a tape
+    # records the optimizer's step. XLA cannot compile the gradient of a loop.
     return tf.stop_gradient(sums)
 
 

@@ -347,7 +347,7 @@ def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return a digest of each distinct value, sorted."""
+    """Return the digests of all distinct values, sorted."""
     return sorted(
         {
             hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()

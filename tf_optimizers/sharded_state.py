@@ -252,8 +252,8 @@ class ShardedState(Wrapper):
         """Return how many bytes of the state each replica holds.
 
         Returns:
-            A dict of `"owned"`, a list of the bytes that only one replica
-            holds, by replica; `"shared"`, the bytes that every replica holds;
+            A dict of `"owned"`, for each replica the bytes that only this
+            replica holds; `"shared"`, the bytes that every replica holds;
             and `"whole"`, the bytes that each replica would hold without
             `ShardedState`. The dict is the same on all workers.
 

@@ -18,8 +18,8 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 class Residual:
     """The residual v of a variable: values that a replica has not sent yet.
 
-    Each replica has its own v. If the replicas of a worker share v, each of
-    them holds an equal fraction of v.
+    Each replica has its own v, or the replicas of a worker share v, and each
+    of them holds an equal fraction of v.
 
     Args:
         variable: The variable v. Until `allocate`, v takes no memory and reads

@@ -51,7 +51,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
 
 
 def place(result: dict[str, Any]) -> str:
-    """Return words for the link between the workers, as part of a sentence."""
+    """Return a phrase that names the link between the workers."""
     link = result["settings"]["link"]
     return "without a link" if link == "none" else f"at {link}"
 

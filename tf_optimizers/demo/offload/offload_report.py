@@ -53,7 +53,7 @@ def memory_rows(
 
 
 def loss_rows(losses: dict[str, list[float]]) -> list[list[str]]:
-    """Return a heading and one row per optimizer, at a few of the steps."""
+    """Return a heading, and each optimizer's losses at a few of the steps."""
     count = len(next(iter(losses.values())))
     steps = [0, count // 4, count // 2, count - 1]
     return [
