@@ -284,6 +284,7 @@ for _name in ("SparseLoCo ahead", "SparseLoCo overlapping"):
 CUSTOM = {
     "guide": "",
     "result": "",
+    "vector": "",
     "compute_loss": "",
     "per row": "",
     "compute_loss plus": "",
@@ -411,6 +412,11 @@ HELPERS = {
     ),
     "result": _GUIDE.format(
         loss="ops.mean(ops.square(y - y_pred))",
+        update="self.loss_tracker.update_state(loss)",
+    ),
+    # Takes the gradient of a vector.
+    "vector": _GUIDE.format(
+        loss="keras.losses.mean_squared_error(y, y_pred) / 4",
         update="self.loss_tracker.update_state(loss)",
     ),
     "train_step": """class Custom(keras.Model):

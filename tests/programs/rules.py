@@ -11,8 +11,8 @@ import importlib.metadata
 from .groups import PLACES
 from .models import BODIES, LOSSES
 
-OWN_LOSS = {"guide", "result", "compute_loss", "per row", "unlisted"}
-OWN_METRICS = {"guide", "result", "unlisted"}
+OWN_METRICS = {"guide", "result", "vector", "unlisted"}
+OWN_LOSS = {"compute_loss", "per row", *OWN_METRICS}
 OWN_STEP = {"train_step", "SAM", *OWN_METRICS}
 FILES = {"TFRecords", "text"}
 GENERATORS = {"generator", "from_generator"}

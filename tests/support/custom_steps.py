@@ -122,6 +122,42 @@ class GuideWithRows(Guide):
         return ops.mean(keras.losses.MeanSquaredError(None)(y, y_pred))
 
 
+class GuideWithVector(Guide):
+    """Takes the gradient of a vector, as an older guide does."""
+
+    def loss_of(self, y, y_pred):
+        return keras.losses.mean_squared_error(y, y_pred) / 3
+
+
+class GuideWithTwoViews(Guide):
+    """Has two losses per row, of fixed number, and some of fixed length."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = self(ops.concatenate([x, -x]), training=True)
+            losses = ops.mean((y_pred - ops.concatenate([y, y])) ** 2, -1) / 3
+            squares = 0.1 * ops.sum(self.layers[0].kernel ** 2)
+            means = ops.stack([ops.mean(losses), squares] * 4)
+            slopes = tape.gradient(y_pred, y_pred)  # Not of weights.
+        weights = self.trainable_variables
+        gradients = tape.gradient([losses, means, squares], weights)
+        self.optimizer.apply(gradients, weights)
+        return {"losses": ops.mean(losses), "slopes": ops.mean(slopes)}
+
+
+class GuideScaled(GuideWithVector):
+    """Scales a vector of losses, as mixed precision needs."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(self.loss_of(y, self(x)))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 class GuideSynchronized(Guide):
     """Has batch statistics over all replicas, and gradients to all replicas."""
 
@@ -130,6 +166,10 @@ class GuideSynchronized(Guide):
         self.pop()
         for layer in synchronized().layers:
             self.add(layer)
+
+
+class VectorSynchronized(GuideWithVector, GuideSynchronized):
+    """Combines both."""
 
 
 def synchronized():
@@ -432,6 +472,16 @@ CASES = {
     "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
     "rows": lambda: compiled(GuideWithRows()),
     "sum": lambda: compiled(GuideWithSum()),
+    "vector": lambda: compiled(GuideWithVector()),
+    "vector, eager": lambda: compiled(
+        GuideWithVector(), sgd(), run_eagerly=True
+    ),
+    "vector, two views": lambda: compiled(GuideWithTwoViews()),
+    "vector, scaled": lambda: compiled(GuideScaled()),
+    "vector, loss scale": lambda: compiled(
+        GuideScaled(), keras.optimizers.LossScaleOptimizer(sgd())
+    ),
+    "vector, synchronized": lambda: compiled(VectorSynchronized()),
     "synchronized": lambda: compiled(GuideSynchronized()),
     "synchronized, no reduction": lambda: compiled(
         synchronized(), sgd(), keras.losses.MeanSquaredError(None)

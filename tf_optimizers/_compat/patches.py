@@ -212,6 +212,16 @@ PATCHES = (
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
     Patch(
+        names=("tensorflow.GradientTape.gradient",),
+        features=(STRATEGY,),
+        why="The gradient of a vector of losses is a sum over the replica's "
+        "rows, but the gradients of a custom step are weighted like means.",
+        without="With N replicas, a `train_step` that does not take the mean "
+        "of its losses trains on 1 / N of the gradient.",
+        until="A strategy may set the weight of a replica.",
+        test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
+    ),
+    Patch(
         names=(
             "keras.metrics.Mean.update_state",
             "keras.Variable.assign",

@@ -26,6 +26,7 @@ LONG = [
     *("synchronized, no reduction", "metrics, eager"),
     *("metrics", "no reduction, eager", "several optimizers"),
     *("guide, floats", "guide, eager", "compute_loss", "function within"),
+    *("vector, eager", "vector, loss scale"),
     *("guide, ours", "average of TensorFlow", "distillation", "VAE"),
 ]
 

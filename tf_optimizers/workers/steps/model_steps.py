@@ -184,10 +184,12 @@ class Step:
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
+        rows = rows_of_inputs(batch)
         results: list[Any] = []
         updated: dict[int, keras.Variable] = {}
         with replica.set(
             share=share,
+            rows=rows,
             results=results,
             updated=updated,
             note_metric=self._note,
@@ -213,7 +215,6 @@ class Step:
             updated.values(),
             [(names[i], outputs[i]) for i in others if i not in found],
         )
-        rows = rows_of_inputs(batch)
         self._fixed_rows = rows if isinstance(rows, int) else None
         self._arrays = {
             i: (names[i], outputs[i].shape)

@@ -6,6 +6,7 @@ is a thread with its own values.
 
     field          set by                     read by
     share          model_steps                step_hooks, uneven_batches
+    rows           model_steps                step_hooks
     is_keras       model_steps                step_hooks, uneven_batches
     is_training    model_steps                step_hooks
     weights        model_steps                step_hooks
@@ -32,6 +33,7 @@ class _Replica(threading.local):
     """The state of a replica. Outside of steps, the defaults apply."""
 
     share: Any = None  # The replica's `Share` of the batch.
+    rows: Any = None  # The number of rows; an int if known when tracing.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.
     weights: RestoredWeights | None = None  # Weights that the step assigns.

@@ -163,22 +163,59 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     this loss. So this function multiplies the loss by the replica's share. Then
     gradients overflow only if their sum over replicas does.
 
-    A loss without a reduction is a vector. Its gradient is already a sum over
-    rows, so it is not multiplied by the share.
+    `gradient` handles a vector of losses in the same way as without a scale.
     """
     loss, share = original(optimizer, loss), replica.share
-    if share is None:
-        return loss
-    is_vector = len(loss.shape) > 0
     dynamic = keras.optimizers.LossScaleOptimizer
-    if replica.is_keras or isinstance(optimizer, dynamic):
-        replica.scaled.add(id(optimizer))
-        factor = share.has_rows if is_vector else share.weight
-    elif is_vector:
-        factor = share.inverse
-    else:
+    is_scaled = replica.is_keras or isinstance(optimizer, dynamic)
+    if share is None or not is_scaled:
         return loss
-    return loss * tf.cast(factor, loss.dtype)
+    replica.scaled.add(id(optimizer))
+    return loss * tf.cast(share.weight, loss.dtype)
+
+
+def gradient(
+    original: Callable,
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return the gradient of a target with respect to sources.
+
+    The gradient of a vector is that of its sum. If the vector has an element
+    for each row, the sum over the replica's rows counts as one process's sum
+    over all rows, once `apply` has multiplied the gradient by the share.
+    """
+    targets = tf.nest.flatten(target)
+    is_of_weights = any(
+        isinstance(source, (keras.Variable, tf.Variable))
+        for source in tf.nest.flatten(sources)
+    )
+    has_vector = all(isinstance(each, tf.Tensor) for each in targets) and any(
+        each.shape.rank for each in targets
+    )
+    is_sum = is_of_weights and has_vector and output_gradients is None
+    if replica.share is not None and is_sum:
+        output_gradients = [*map(_factors, targets)]
+    return original(tape, target, sources, output_gradients, *args, **kwargs)
+
+
+def _factors(target: tf.Tensor) -> tf.Tensor:
+    """Return the factors of a target's elements in the sum of a gradient."""
+    if not target.shape.rank:
+        return tf.ones_like(target)
+    share, length = replica.share, target.shape[0]
+    if length is None:
+        is_of_rows = True
+    elif isinstance(replica.rows, int):  # A step may double the rows.
+        is_of_rows = length % max(replica.rows, 1) == 0
+    else:  # A replica without rows has a padding row.
+        is_of_rows = tf.cast(length, tf.float32) == tf.maximum(share.rows[0], 1)
+    factor = tf.where(is_of_rows, share.inverse, 1.0)
+    return tf.cast(factor, target.dtype) * tf.ones_like(target)
 
 
 def update_mean(

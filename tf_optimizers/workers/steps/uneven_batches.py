@@ -57,6 +57,7 @@ def weight_uneven_batches() -> None:
         "LossScaleOptimizer.scale_loss": step_hooks.scale_loss,
         "Mean.update_state": step_hooks.update_mean,
         "Variable.assign": step_hooks.assign,
+        "GradientTape.gradient": step_hooks.gradient,
     }
     for key, function in hooks.items():
         if key in NAMES:  # Keras 3.12 added `MultiOptimizer`.
