@@ -151,6 +151,26 @@ def go_on(strategy, optimizer, variables):
                 raise
 
 
+def own_loop(strategy, wrong):
+    """Make steps of one's own after a worker alone has set weights."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        optimizer = keras.optimizers.Adam()
+    if wrong:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    weights = model.trainable_variables
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError()(rows, model(rows))
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    train = tf.function(lambda rows: strategy.run(step, (rows,)))
+    data = tf.data.Dataset.from_tensor_slices(X).batch(8)
+    for rows in strategy.experimental_distribute_dataset(data):
+        train(rows)
+
+
 def draw_on(strategy):
     """Go on after the error as in `go_on`, but draw batches between steps."""
 
@@ -178,6 +198,9 @@ def train(case):
             timeout_seconds=5.0 if case == "silent" else None
         )
     )
+    if case == "loop, weights":
+        own_loop(strategy, wrong)
+        return
     if case.startswith(("other rows", "ends early", "killed, ")):
         local_steps(strategy, case)
         return

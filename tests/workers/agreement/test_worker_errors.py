@@ -26,6 +26,7 @@ SURVIVED = {
     # As if only one worker had found a checkpoint.
     "sharded, step": ["step=0 on worker 0, step=7 on worker 1"],
     "sharded, weights": ["on the optimizer's first step", "dense/kernel=['"],
+    "loop, weights": ["on the optimizer's first step", "kernel=['"],
     "sharded, counts alone": ["step=8 on worker 0, step=4 on worker 1"],
     "parted": ["All workers must agree on the weights", "dense/kernel=['"],
     "resets alone": ["Received: assignments=", "reset them on every worker"],

@@ -24,6 +24,7 @@ from tf_optimizers._compat.strategies import (
     made_outside,
     maker_of,
 )
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
@@ -46,6 +47,7 @@ def apply(
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     _build_for_all(optimizer, trainable_variables)
+    _check_same(optimizer, trainable_variables)
     if replica.share is None or replica.is_applying:
         with replica.set(is_applying=True):
             return original(optimizer, grads, trainable_variables)
@@ -92,6 +94,23 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
                 optimizer.build(variables)
 
     call_for_all(build)
+
+
+def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
+    """Raise in an optimizer's first step unless workers have equal weights.
+
+    Our own optimizers make this check themselves.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or not is_ours(context.strategy) or replica.is_applying:
+        return
+    known = context.strategy.compared_optimizers
+    if optimizer in known or hasattr(optimizer, "is_agreed"):
+        return
+    if variables is None:
+        variables = built_variables(optimizer)
+    replicas_of(context.strategy).check_same_optimizer(optimizer, variables)
+    known.add(optimizer)
 
 
 def _check_in_run(strategy: Any) -> None:
