@@ -28,6 +28,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "parted"]
+    parts += ["copied"]
     parts += ["compared", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized", "empty"]
     parts += ["moved"]
@@ -114,6 +115,21 @@ def test_assigned_state_is_common_when_read(results):
     model.train_on_batch(*data)
     for found in first["saved"]:
         assert found == pytest.approx(state.center_of(model), rel=1e-5)
+
+
+def test_values_of_a_worker_are_common_in_the_model_set_to_them(results):
+    first, second = (result["copied"] for result in results)
+    assert first["own"] != second["own"]
+    assert first["found"] == second["found"]
+    other, model = first["found"]
+    assert other == pytest.approx(model, rel=1e-6)
+
+
+def test_weights_that_one_worker_has_set_are_an_error_in_predict(results):
+    for result in results:
+        message = result["copied"]["error"]
+        assert "must agree on the weights before a prediction" in message
+        assert "/kernel`" in message
 
 
 def test_weights_assigned_by_steps_are_an_error(results):

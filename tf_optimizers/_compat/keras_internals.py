@@ -266,6 +266,18 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     return model._flatten_layers(include_self=False)
 
 
+def states_of(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of a model that were made with `trainable=False`.
+
+    The result omits weights that were frozen later.
+    """
+    return [
+        variable
+        for layer in (model, *layers_of(model))
+        for variable in layer._non_trainable_variables
+    ]
+
+
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
     """Return the distinct instances of a class among a model's attributes.
 

@@ -201,6 +201,30 @@ def assigned():
     return {"asked": asked, "measured": measured, "saved": [saved, loaded]}
 
 
+def copied():
+    """Return the state of a model that a callback sets in each batch.
+
+    The callback reads the worker's own values. Also return the error if one
+    worker alone sets weights.
+    """
+    strategy = Strategy()
+    with strategy.scope():
+        model, other = state.center(), state.center()
+    copy = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: other.set_weights(
+            model.get_weights()
+        )
+    )
+    state.fit(model, epochs=1, callbacks=[copy])
+    own = state.center_of(other).tolist()
+    other.predict(state.X, verbose=0)
+    found = [state.center_of(each).tolist() for each in (other, model)]
+    if worker_of(strategy) == 0:
+        other.set_weights([weight + 1 for weight in other.get_weights()])
+    message = message_of(lambda: other.predict(state.X, verbose=0))
+    return {"own": own, "found": found, "error": message}
+
+
 def parted():
     """Return the error of a weight that a layer assigns in each step."""
     with Strategy().scope():
@@ -967,7 +991,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, uncompiled, read, another_cluster),
-        *(versions, hashes, shifted, assigned, parted),
+        *(versions, hashes, shifted, assigned, copied, parted),
         *(order, seeds, counts, files, kinds, outside, looped, rows),
         *(compared, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),

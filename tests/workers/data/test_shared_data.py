@@ -143,14 +143,20 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
     assert seeds == [3, 1, 2, 1]
 
 
+NO_STATE = types.SimpleNamespace(
+    take_set=lambda: False, adopt_set=lambda has_set: None
+)
+
+
 def agree(dataset, batches, *others, rows=None):
     """Agree as worker 0; other workers have different statements."""
+    strategy = types.SimpleNamespace(common_state=NO_STATE)
 
     def gather(strategy, subject, statement, hint):
         change = [
             [
                 value if other is None else other
-                for value, other in zip(statement, worker, strict=True)
+                for value, other in zip(statement, [*worker, None], strict=True)
             ]
             for worker in others
         ]
@@ -158,7 +164,7 @@ def agree(dataset, batches, *others, rows=None):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_data, "gather_statements", gather)
-        return shared_data.agree_on_data(None, dataset, batches, rows)
+        return shared_data.agree_on_data(strategy, dataset, batches, rows)
 
 
 @pytest.fixture

@@ -187,13 +187,15 @@ def agree_on_data(
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []
+    state = strategy.common_state
     received = gather_statements(
         strategy,
         "the distribution of a dataset",
-        [int(batches), seeds, propose_seeds(), rows],
+        [int(batches), seeds, propose_seeds(), rows, state.take_set()],
         "Call `fit`, `evaluate` and `predict` on every worker.",
     )
-    lengths, shuffles, proposals, counts = zip(*received, strict=True)
+    lengths, shuffles, proposals, counts, has_set = zip(*received, strict=True)
+    state.adopt_set(has_set)
     if len(set(lengths)) > 1:
         shown = [_BATCHES.get(length, length) for length in lengths]
         raise_together(

@@ -7,6 +7,10 @@ mean of these values.
 
     in an epoch              at its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
+
+A callback may read such a value of its worker, and set another variable to it,
+as in an average of models. So workers also compare the variables that they have
+set outside of steps.
 """
 
 import functools
@@ -18,13 +22,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Logs
+from tf_optimizers._compat import Logs, distinct
 from tf_optimizers._compat.hooks import check_saving, insert_callback
 from tf_optimizers._compat.keras_internals import (
     attributes_of,
     layers_of,
     path_of,
+    states_of,
 )
+from tf_optimizers._compat.strategies import maker_of
 from tf_optimizers.replicas import (
     average_over_replicas,
     digests,
@@ -33,8 +39,10 @@ from tf_optimizers.replicas import (
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
+    raise_together,
 )
 from tf_optimizers.workers.worker_replicas import is_ours
+from tf_optimizers.wrapped import has_common_weights
 
 _HINT = (
     "Save, evaluate and predict on every worker: these calls average, over all "
@@ -76,7 +84,7 @@ class AverageState(keras.callbacks.Callback):
 
     def _make_common(self, subject: str) -> None:
         strategy = self.model.distribute_strategy
-        strategy.common_state.make_common(self.model, subject)
+        strategy.common_state.make_common(self.model, subject, is_by_all=True)
 
     def _keep(self) -> None:
         self.model.distribute_strategy.common_state.keep_common(self.model)
@@ -115,6 +123,29 @@ class CommonState:
         # had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
+        # Whether this worker has set variables since workers last agreed.
+        self._has_set = False
+        # How often some worker had set variables, and whether all had then.
+        self._times_set, self._is_set_by_all = 0, True
+        # The value of `_times_set` when a model's weights were last compared.
+        self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def note_set(self) -> None:
+        """Record that this worker has set a variable outside of steps."""
+        self._has_set = True
+
+    def take_set(self) -> bool:
+        """Return whether this worker has set variables since the last call."""
+        has_set, self._has_set = self._has_set, False
+        return has_set
+
+    def adopt_set(self, has_set: Sequence[bool]) -> None:
+        """Compare models again if a worker's `take_set` has returned true."""
+        if any(has_set):
+            self._times_set += 1
+            self._is_set_by_all = all(has_set)
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the current step assigns a variable."""
@@ -132,7 +163,9 @@ class CommonState:
         known = self._assigned.get(id(variable))
         return known is not None and known.variable() is variable
 
-    def make_common(self, model: keras.Model, subject: str) -> None:
+    def make_common(
+        self, model: keras.Model, subject: str, is_by_all: bool = False
+    ) -> None:
         """Set a model's state to the mean over all replicas.
 
         Every worker must call this method. But if no step has run since all
@@ -142,9 +175,12 @@ class CommonState:
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
+            is_by_all: Whether all workers certainly call this method. Then they
+                also compare variables that they have set outside of steps.
 
         Raises:
-            RuntimeError: If only some workers call this method.
+            RuntimeError: If only some workers call this method, or if workers
+                have set weights to different values.
         """
         now = self._progress()
         variables = [
@@ -152,9 +188,13 @@ class CommonState:
             for variable in self._variables_of(model)
             if self._common_at.get(id(variable)) != now
         ]
+        if is_by_all and self._compared_at.get(model, 0) < self._times_set:
+            self._compared_at[model] = self._times_set
+            variables = distinct([*variables, *self._settable(model)])
         if not variables:
             return
         differing = _differing(self._strategy, variables, subject)
+        self._check_set(model, differing, subject)
         numbers = [v for v in differing if tf.as_dtype(v.dtype).is_floating]
         with self._strategy.scope():
             average_over_replicas(self._strategy, numbers)
@@ -198,6 +238,39 @@ class CommonState:
         ]
         return [*found, *_variables_of_tensorflow(model)]
 
+    def _settable(self, model: keras.Model) -> list[Any]:
+        """Return the model's weights that must be equal on all replicas now."""
+        of_rows, is_common = _states_of_rows(model), has_common_weights(model)
+        return [
+            variable
+            for variable in model.weights
+            if (is_common or not variable.trainable)
+            and id(variable) not in of_rows
+        ]
+
+    def _check_set(
+        self, model: keras.Model, differing: Sequence[Any], subject: str
+    ) -> None:
+        """Raise if code has set variables to values that must not be averaged.
+
+        The state of a layer may be averaged if all workers have set it.
+        """
+        common = [v for v in differing if isinstance(v, tf.Variable)]
+        if self._is_set_by_all:
+            common += states_of(model)
+        wrong = [
+            f"`{path_of(variable)}`"
+            for variable in differing
+            if not self.is_assigned(variable)
+            and not any(variable is each for each in common)
+        ]
+        if wrong:
+            raise_together(
+                f"All workers must agree on the weights before {subject}. "
+                f"Received: different values of {', '.join(wrong)}. Callbacks "
+                "and your own code must set the same weights on every worker."
+            )
+
     def _warn(self, variables: Sequence[Any]) -> None:
         """Warn once, on the first worker, if a variable cannot be averaged."""
         new = [v for v in variables if id(v) not in self._warned]
@@ -230,9 +303,16 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 
 
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
-    """Record that a step assigns a variable, if our strategy runs the step."""
+    """Record that a step assigns a variable, if our strategy runs the step.
+
+    Outside of steps, record that this worker sets a variable. A number, such as
+    a learning rate, need not be recorded.
+    """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
+        strategy = maker_of([variable])
+        if strategy is not None and is_ours(strategy) and variable.shape:
+            strategy.common_state.note_set()
         return
     if is_ours(context.strategy):
         state = context.strategy.common_state
