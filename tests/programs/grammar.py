@@ -212,6 +212,7 @@ CALLBACKS = {
     "CSVLogger": 'keras.callbacks.CSVLogger(folder / "log.csv")',
     "SwapEMAWeights": "keras.callbacks.SwapEMAWeights(swap_on_epoch=True)",
     "Drawing": "Drawing()",
+    "Copying": "Copying()",
     "BackupAndRestore": 'tfo.callbacks.BackupAndRestore("backup")',
 }
 # Data of other kinds than the first `fit` has.
@@ -257,6 +258,27 @@ ACTIONS = {
         '        ops.cast(model.outputs[0], "bfloat16"),\n'
         "    ])\n"
         'seen["predict others"] = other.predict(x, batch_size=4, verbose=0)'
+    ),
+    "predict a mean": (
+        "with strategy.scope():\n"
+        "    other = keras.Model(model.inputs, ops.mean(\n"
+        "        model.outputs[0], 0, keepdims=True\n"
+        "    ))\n"
+        "many = np.concatenate([some(x, 4)] * 8)\n"
+        'seen["predict a mean"] = other.predict(many, verbose=0)'
+    ),
+    "metric outside": (
+        "with strategy.scope():\n"
+        "    metric = keras.metrics.MeanIoU(2)\n"
+        "for _ in range(3):\n"
+        "    metric.update_state([0, 1, 1, 0], [0, 1, 0, 0])\n"
+        'seen["metric outside"] = [\n'
+        "    float(metric.result()), float(np.sum(metric.total_cm))\n]"
+    ),
+    "apply outside": (
+        "weights = model.trainable_variables\n"
+        "keras.optimizers.SGD(0.1).apply(\n"
+        "    [ops.zeros_like(weight) for weight in weights], weights\n)"
     ),
     "predict one row": (
         'seen["one row"] = model.predict(some(x, 1), verbose=0)'
@@ -691,8 +713,7 @@ def helpers(program, ideal):
         used.append("Interruption")
     if program["source"] == "PyDataset":
         used.append("Batches")
-    if "Drawing" in program["callbacks"]:
-        used.append("Drawing")
+    used += [name for name in program["callbacks"] if name in HELPERS]
     # With one replica, there is no exchange that would sum rows.
     has_sums = program["input"] == "tokens" and program["where"] not in (
         *("1", "elsewhere"),

@@ -501,6 +501,19 @@ HELPERS = {
     def on_train_batch_end(self, batch, logs=None):
         if task["index"] == 0:
             np.random.rand()''',
+    "Copying": '''class Copying(keras.callbacks.Callback):
+    """Sets another model to a worker's values, as a target network is set."""
+
+    def on_train_begin(self, logs=None):
+        with strategy.scope():
+            self.copy = keras.models.clone_model(self.model)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.copy.set_weights(self.model.get_weights())
+
+    def on_train_end(self, logs=None):
+        seen["copied"] = self.copy.predict(some(x, 4), verbose=0)
+        seen["copied weights"] = self.copy.get_weights()''',
     "Embedding of sums": '''class Embedding(layers.Embedding):
     """Sums duplicate rows before the optimizer sees them."""
 

@@ -21,7 +21,7 @@ KERAS = version_of("keras-nightly", "keras")
 
 EVERYTHING = (
     *("fit", "weights", "evaluate", "predict", "one row", "test", "train"),
-    *("logs", "loaded", "loop", "state"),
+    *("logs", "loaded", "loop", "state", "copied"),
 )
 
 

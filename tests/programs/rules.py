@@ -440,6 +440,8 @@ RULES = [
     # Models.
     only(
         *("made", {"build outside"}, "what is not built yet"),
+        # It would draw the initial weights of the chief's.
+        **{"another model": but("on the chief")},
         style={"lazy", "subclassed"},
         input=but("tokens"),
         family={"layers"},
@@ -464,7 +466,7 @@ RULES = [
         family={"layers"},
         metrics={"mae", "accuracy"},
         where=but("mirrored"),
-        actions=but("predict others", "state"),
+        actions=but("predict others", "predict a mean", "state"),
     ),
     # Actions.
     only(
@@ -834,7 +836,7 @@ RULES = [
         custom=but("add_loss mean", "add_loss rows", "add_loss sum"),
         layers=but("ActivityRegularization", "Regularized"),
         optimizer=but("Lamb", "LANS", "AdamOffload"),
-        actions=but("predict others"),
+        actions=but("predict others", "predict a mean"),
     ),
     only(
         *("precision", but("float32"), "rounding"),
@@ -1016,7 +1018,19 @@ RULES = [
         where=but("2x2"),
     ),
     only(
-        *("actions", {"predict others"}, "a graph is extended"),
+        *("callbacks", {"Copying"}, "a model is copied"),
+        style={"sequential", "functional"},
+        custom={"none"},
+        family={"layers"},
+        wrapper=but(*LOCAL),
+        where=but("mirrored"),
+    ),
+    only(
+        *("actions", {"metric outside", "apply outside"}, "of ours"),
+        where=but("mirrored"),
+    ),
+    only(
+        *("actions", {"predict others", "predict a mean"}, "an extended graph"),
         style={"sequential", "functional", "nested"},
         custom={"none"},
     ),
@@ -1041,7 +1055,7 @@ RULES = [
         layers=but("masked LSTM", "Centre", "Codebook"),
         validation={"none"},
         actions=but(
-            *("predict", "predict one row", "predict others"),
+            *("predict", "predict one row", "predict others", "predict a mean"),
             *("predict_on_batch", "train_on_batch", "test_on_batch"),
             *("count", "orders", "state", "saved"),
             *("fit a PyDataset", "fit a generator"),
