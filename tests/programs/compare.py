@@ -256,7 +256,7 @@ def warnings_of(results):
 def differing_workers(program, results):
     """Return results that differ between workers, if any."""
     is_own = "replicas" in known(program) or warnings_of(results)
-    own = ("weights", "loaded") if is_own else ()
+    own = ("weights", "loaded", "copied") if is_own else ()
     for index, result in enumerate(results[1:], 1):
         found = _compare(result["seen"], results[0]["seen"], 1e-6, own)
         if found:

@@ -506,7 +506,7 @@ HELPERS = {
 
     def on_train_begin(self, logs=None):
         with strategy.scope():
-            self.copy = keras.models.clone_model(self.model)
+            self.copy = make_model()
 
     def on_train_batch_end(self, batch, logs=None):
         self.copy.set_weights(self.model.get_weights())

@@ -78,7 +78,7 @@ REASONS = {
     ),
     "A set has another order in each process.": (
         lambda p: p["vocabulary"] == "set",
-        ("weights", "start", "state", "loaded"),
+        ("weights", "start", "state", "loaded", "copied"),
     ),
     "All replicas draw the same random masks.": (
         lambda p: "Dropout" in p["layers"],
