@@ -85,6 +85,8 @@ def _digests_of(strategy: Any, variable: Any) -> list[str]:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
+    if not hasattr(optimizer, "is_agreed"):
+        return {}  # The `get_config` of other optimizers may fail or warn.
     try:
         return _without_names(optimizer.get_config())
     except NotImplementedError:  # A user's schedule may have no config.
