@@ -99,7 +99,7 @@ def overflows_elsewhere(program, reference, result):
         part.get("left", {}).get("scales", []) for part in (reference, result)
     )
     return (
-        program["precision"] == "mixed_float16"
+        program["precision"] in ("mixed_float16", "float16")
         and (
             program["scale"] != "huge"
             or any(np.any(np.abs(each) > DIVERGED) for each in weights)

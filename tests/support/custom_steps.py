@@ -152,10 +152,11 @@ class GuideScaled(GuideWithVector):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = self.optimizer.scale_loss(self.loss_of(y, self(x)))
+            losses = self.loss_of(y, self(x))
+            scaled = self.optimizer.scale_loss(losses)
         weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        return {"loss": ops.mean(losses)}
 
 
 class GuideSynchronized(Guide):

@@ -208,18 +208,22 @@ def gradient(
     for each row, the sum over the replica's rows counts as one process's sum
     over all rows, once `apply` has multiplied the gradient by the share.
     """
-    targets = tf.nest.flatten(target)
-    is_of_weights = any(
-        isinstance(source, (keras.Variable, tf.Variable))
-        for source in tf.nest.flatten(sources)
-    )
-    has_vector = all(isinstance(each, tf.Tensor) for each in targets) and any(
-        each.shape.rank for each in targets
-    )
-    is_sum = is_of_weights and has_vector and output_gradients is None
-    if replica.share is not None and is_sum:
-        output_gradients = [*map(_factors, targets)]
+    if replica.share is not None and output_gradients is None:
+        output_gradients = _output_gradients(target, sources)
     return original(tape, target, sources, output_gradients, *args, **kwargs)
+
+
+def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
+    """Return factors of a target with a vector, if weights are sources."""
+    kinds = keras.Variable, tf.Variable
+    if not any(isinstance(each, kinds) for each in tf.nest.flatten(sources)):
+        return None
+    targets = tf.nest.flatten(target)
+    if not all(isinstance(each, tf.Tensor) for each in targets):
+        return None
+    if not any(each.shape.rank for each in targets):
+        return None
+    return [*map(_factors, targets)]
 
 
 def _factors(target: tf.Tensor) -> tf.Tensor:
