@@ -285,6 +285,7 @@ CUSTOM = {
     "guide": "",
     "result": "",
     "vector": "",
+    "weighted mean": "",
     "compute_loss": "",
     "per row": "",
     "compute_loss plus": "",
@@ -413,6 +414,10 @@ HELPERS = {
     "result": _GUIDE.format(
         loss="ops.mean(ops.square(y - y_pred))",
         update="self.loss_tracker.update_state(loss)",
+    ),
+    "weighted mean": _GUIDE.format(
+        loss="self.loss_fn(y, y_pred)",
+        update="self.loss_tracker.update_state(loss, sample_weight=2.0)",
     ),
     # Takes the gradient of a vector.
     "vector": _GUIDE.format(

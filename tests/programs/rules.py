@@ -11,7 +11,7 @@ import importlib.metadata
 from .groups import PLACES
 from .models import BODIES, LOSSES
 
-OWN_METRICS = {"guide", "result", "vector", "unlisted"}
+OWN_METRICS = {"guide", "result", "vector", "weighted mean", "unlisted"}
 OWN_LOSS = {"compute_loss", "per row", *OWN_METRICS}
 OWN_STEP = {"train_step", "SAM", *OWN_METRICS}
 FILES = {"TFRecords", "text"}

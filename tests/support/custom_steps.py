@@ -122,6 +122,19 @@ class GuideWithRows(Guide):
         return ops.mean(keras.losses.MeanSquaredError(None)(y, y_pred))
 
 
+class GuideWithWeight(Guide):
+    """Updates a `Mean` by a number, with a weight that is the same for all."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.loss_tracker.update_state(loss, sample_weight=2)
+        return {"loss": self.loss_tracker.result()}
+
+
 class GuideWithVector(Guide):
     """Takes the gradient of a vector, as an older guide does."""
 
@@ -473,6 +486,7 @@ CASES = {
     "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
     "rows": lambda: compiled(GuideWithRows()),
     "sum": lambda: compiled(GuideWithSum()),
+    "weight": lambda: compiled(GuideWithWeight()),
     "vector": lambda: compiled(GuideWithVector()),
     "vector, eager": lambda: compiled(
         GuideWithVector(), sgd(), run_eagerly=True

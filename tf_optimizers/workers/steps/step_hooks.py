@@ -244,12 +244,20 @@ def _factors(target: tf.Tensor) -> tf.Tensor:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Update a `Mean`; weight a single number by the replica's share."""
+    """Update a `Mean`; weight a single number by the replica's share.
+
+    A step may pass the number of the replica's rows as the weight.
+    """
     if replica.note_metric is not None:
         replica.note_metric(metric)
-    is_number = sample_weight is None and len(keras.ops.shape(values)) == 0
-    if replica.share is not None and is_number:
-        sample_weight = replica.share.weight
+    weight = 1 if sample_weight is None else sample_weight
+    rows = replica.rows if isinstance(replica.rows, int) else 0
+    is_of_rows = sample_weight is not None and (
+        not isinstance(weight, (int, float)) or weight == rows
+    )
+    is_number = len(keras.ops.shape(values)) == 0
+    if replica.share is not None and is_number and not is_of_rows:
+        sample_weight = weight * replica.share.weight
     return original(metric, values, sample_weight)
 
 
