@@ -12,7 +12,7 @@ bounded size. Each batch has a different sample.
 
 With random augmentation, the images of a batch differ between workers although
 the rows are the same. Then equal labels show that the rows are the same, if the
-labels are informative: if they differ between rows of the batch.
+labels are informative, that is, if they differ between rows of the batch.
 """
 
 import enum
@@ -29,8 +29,8 @@ SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
 # The size of the largest sample: its rows, and the elements of each row.
 _ROWS, _COLUMNS = 256, 64
 _FACTOR = 40_503_001  # Odd, so that products depend on all bits of a number.
-# The most consecutive undecided batches (see `summarize`) that are accepted if
-# no slot was ever equal and informative.
+# How many consecutive undecided batches (see `summarize`) are accepted if no
+# slot was ever equal and informative.
 _PATIENCE = 64
 
 
@@ -66,7 +66,7 @@ BY_HAND = (
 _ENDED = "the end of the data"
 _HINT = (
     "Workers may shuffle, filter or augment with different random numbers. Or "
-    "a single worker may have looked at a batch, or may have drawn a random "
+    "one worker alone may have looked at a batch, or may have drawn a random "
     "number from Python or NumPy, for example in a callback. Set the same seed "
     "and draw the same numbers on all workers, or use a separate generator. If "
     "each worker should have its own data, set "
@@ -311,7 +311,7 @@ def check(
 ) -> Any:
     """Raise if the batches of workers differ.
 
-    In a graph, return an op that raises.
+    In a graph, return an op that raises the error.
 
     Args:
         known: The summary of a batch.

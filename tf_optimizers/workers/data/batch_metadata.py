@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# For functions that AutoGraph would take longer to convert than they run.
+# For functions that run in less time than AutoGraph takes to convert them.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 

@@ -49,7 +49,7 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
         replicas: The total number of parts.
     """
     rows = _common_rows(batch)
-    # Keep a static number of rows only if all parts have equally many rows.
+    # Keep a static number of rows only if it is the same for all parts.
     is_even = isinstance(rows, int) and rows > 0 and not rows % replicas
     if not is_even:
         rows = tf.compat.v1.placeholder_with_default(rows, [])
@@ -67,7 +67,7 @@ def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
 
 
 def take_rows(batch: Any, begin: Any, count: Any) -> Any:
-    """Return up to `count` rows of each value, from row `begin` on."""
+    """Return up to `count` rows of each value, starting at row `begin`."""
     return tf.nest.map_structure(
         lambda value: _take(value, begin, count), batch
     )

@@ -70,7 +70,7 @@ class EpochStart:
         return gather_statements(self._strategy, _SUBJECT, statement, _HINT)
 
     def _catch_up(self, iterator: Any, make: Callable[[], Any]) -> Any:
-        """Return an iterator whose shuffles are as far as on any worker."""
+        """Make shuffles catch up with other workers; return an iterator."""
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):

@@ -88,7 +88,7 @@ class SynchronizedGenerator:
             return
         self._draw_some(max(counts) - state.count)
         if not self._has_begun:
-            # Peek again, since all workers now draw the same batches.
+            # Peek again, so that all workers begin with the same batches.
             self.peeked[:] = self._draw_some(len(self.peeked))
 
     def _draw_some(self, number: int) -> list[Any]:

@@ -53,7 +53,7 @@ class _ShuffleSeed:
 
         Arrays that `fit` is about to distribute get `seed` itself, since their
         seeds may differ between workers: workers may call `fit` on different
-        lines, or a single worker may have trained alone before.
+        lines, or one worker may have trained alone before.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -71,7 +71,7 @@ class _ShuffleSeed:
         if self._seed is None or tensorflow_seed() is not None:
             return None
         # Count the shuffles of each line of code separately, since one worker
-        # may also shuffle data that the others do not, on another line.
+        # may shuffle additional data on another line.
         place = _line_of_user()
         self._counts[place] += 1
         text = f"{self._seed} {place} {self._counts[place]}"

@@ -149,7 +149,7 @@ def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
     if shuffle is None:
         yield
         return
-    if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
+    if hasattr(adapter, "_tf_shuffle"):  # Keras 3.16 and later.
         adapter._tf_shuffle = shuffle
         yield
         return
