@@ -169,8 +169,8 @@ class CommonState:
         """Set a model's state to the mean over all replicas.
 
         Every worker must call this method. But if no step has run since all
-        replicas last had the same state, the method exchanges nothing, and a
-        single worker may call it.
+        replicas last had the same state, the method exchanges nothing, and one
+        worker alone may call it.
 
         Args:
             model: The model.

@@ -246,8 +246,8 @@ class Step:
     def noting_results(self) -> Iterator[None]:
         """Record, in this context, which tensors are results of metrics.
 
-        Meanwhile, the model also sums losses from `add_loss` as one process
-        does.
+        In this context, the model also sums losses from `add_loss` as a single
+        process would.
         """
         with self._undo:
             if self._model is not None:

@@ -116,8 +116,8 @@ def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
 def _check_in_run(strategy: Any) -> None:
     """Raise if called outside of the `run` of our strategy.
 
-    TensorFlow could not build the optimizer there. Its errors do not name the
-    remedy.
+    TensorFlow could not build the optimizer there, and its errors do not
+    suggest a remedy.
 
     Args:
         strategy: The strategy that has made the variables, or None.
@@ -138,7 +138,7 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
     """Raise if variables to update were made outside of the strategy's scope.
 
     Several replicas would share such a variable, and each would wait for the
-    others to update it. With one replica, TensorFlow's error does not name the
+    others to update it. With one replica, TensorFlow's error does not suggest a
     remedy.
     """
     outside = made_outside(strategy, variables)

@@ -6,8 +6,8 @@ metrics by the replica's share:
 
     share = rows of the replica / rows of all replicas
 
-So Keras must not divide losses by the number of replicas in such a step. These
-losses are multiplied by a factor, to correct for the share:
+So Keras must not divide losses by the number of replicas in such a step. The
+following losses are multiplied by a factor, to correct for the share:
 
     loss                               factor
     sum, by Keras or TensorFlow        1 / share
@@ -193,7 +193,8 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the mean and variance of a batch, for `BatchNormalization`.
 
-    For an empty batch, return the moving mean and variance.
+    For an empty batch, return the moving mean and variance, unless the layer is
+    `synchronized`.
     """
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
