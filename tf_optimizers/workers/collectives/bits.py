@@ -27,7 +27,7 @@ def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_numbers(numbers: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Decode a tensor of the original `dtype` that `to_numbers` has encoded."""
+    """Decode a tensor that `to_numbers` has encoded from `dtype`."""
     if dtype in GATHERED_DTYPES:
         return numbers
     if dtype.size == 1:

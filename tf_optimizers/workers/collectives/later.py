@@ -24,8 +24,8 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.replicas import effects_of
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-# The capacity of a queue of calls. It never fills up: each step waits for the
-# calls of an earlier step.
+# The capacity of a queue of calls. The queue never fills up, since each step
+# waits for the calls of an earlier step.
 _QUEUE_SIZE = 1 << 16
 
 

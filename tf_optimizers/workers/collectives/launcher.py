@@ -4,7 +4,7 @@ TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
 as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So CPUs
 gather and sum by all-to-all: a gather takes one round, and a sum takes two. The
 number of bytes stays the same. With `FEWEST_IN_LEVELS` or more replicas, this
-would take too many messages. So these replicas gather in two levels: first
+would take too many messages. Then replicas gather in two levels instead: first
 within a group of neighbors, then with one replica of every other group.
 
 Workers that enter different collectives wait for each other forever. So each
@@ -35,8 +35,8 @@ from tf_optimizers.workers.collectives.progress import (
 # one process, TensorFlow aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
-# From this many replicas on, a second round costs less than the messages that
-# it saves. This holds even if a round takes 20 ms; see docs/benchmarks.md.
+# With this many replicas or more, a second round costs less than the messages
+# that it saves, even if a round takes 20 ms; see docs/benchmarks.md.
 FEWEST_IN_LEVELS = 64
 # Offsets of group keys. They must be larger than the keys in `extended.py`.
 _NEAR_KEYS, _FAR_KEYS = 1 << 27, 1 << 28
@@ -54,8 +54,8 @@ def levels(everyone: Group, rank: int) -> list[Group]:
 
     Fewer than `FEWEST_IN_LEVELS` replicas, or a prime number of replicas,
     gather in one group. Otherwise, a replica gathers in two groups. The size of
-    the first group is the largest divisor of N, the number of replicas, that is
-    at most sqrt(N).
+    the first group is the largest divisor of N up to sqrt(N), where N is the
+    number of replicas.
 
     Args:
         everyone: All replicas.
