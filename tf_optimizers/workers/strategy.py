@@ -145,7 +145,7 @@ class SparseMultiWorkerMirroredStrategy(
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
-        # Skip the parent's constructor, which would create its own extension.
+        # Skip the parent's constructor, which would make its own `extended`.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
@@ -171,7 +171,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Check that all workers have the same setup, and seed them equally."""
+        """Check that workers have the same setup; give them the same seeds."""
         if self.extended.workers == 1:
             return
         statement = {

@@ -86,7 +86,7 @@ class WorkerReplicas(ReplicaGroup):
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Concatenate the rows of all replicas, equally many from each."""
+        """Concatenate all replicas' rows, the same number from each replica."""
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 
@@ -179,7 +179,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context in which code that needs other workers raises.
+        """Return a context where code that needs other workers raises an error.
 
         Args:
             name: The call that this worker makes alone, for the error message.

@@ -13,8 +13,8 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Return whether TensorFlow has initialized its devices.
 
-    A strategy that is created later cannot configure collectives, and
-    TensorFlow's own error gives no advice.
+    A strategy created after that cannot configure collectives, and TensorFlow's
+    own error does not suggest a remedy.
     """
     return context.context()._context_handle is not None
 

@@ -30,7 +30,7 @@ def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
 
     Args:
         model: The model that computes its loss.
-        by: Called with Keras's function and the loss; returns the sum.
+        by: Called with Keras's own function and a loss; returns the sum.
     """
     name = "_aggregate_additional_loss"
     function = functools.partial(by, getattr(model, name))

@@ -1,4 +1,4 @@
-"""Checks that all workers have the same optimizers, weights and rates."""
+"""Checks that workers have the same optimizers, weights and learning rates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from tf_optimizers.wrapped import (
 )
 
 _CALLBACKS = (
-    "Callbacks and your own code must set the same weights and rates on "
-    "every worker."
+    "Callbacks and your own code must set the same weights and learning rates "
+    "on every worker."
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
@@ -115,7 +115,7 @@ def check_same_training(
     weights: Sequence[Any],
     assigned: Sequence[Any],
 ) -> None:
-    """Raise unless a model's weights and rates are the same on all workers.
+    """Raise unless all workers have the same weights and learning rates.
 
     A callback may set a weight or the learning rate on one worker only. A step
     may compute a value from its replica's rows, and assign it to a weight

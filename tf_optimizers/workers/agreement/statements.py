@@ -105,7 +105,7 @@ def acting_alone(name: str) -> Iterator[None]:
 
 
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
-    """Exchange texts between workers; return None in place of a missing text.
+    """Exchange strings between workers; return None for a missing string.
 
     If the first worker does not answer, return `[None]`.
     """
@@ -143,7 +143,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 
 
 def _start_to_write(key: str, text: str) -> Callable[[], None]:
-    """Write a text in a thread; return a function that waits for the write.
+    """Write a string in a thread; return a function that waits for the write.
 
     The returned function raises the error of the write. A write has no timeout,
     and blocks while the first worker is stopped or cannot be reached. So the
@@ -169,7 +169,7 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 
 
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
-    """Return the text that a task writes under a key, or None after `until`."""
+    """Return the string that a task writes under a key; None after `until`."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()

@@ -4,8 +4,8 @@
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
 Both workers have begun their third collective. The two collectives differ, so
-neither will end. A stalled worker publishes its position, the number and the
-kind of its last collective, in the key-value store of the coordination service,
+neither will end. A stalled worker publishes its position (the number and the
+kind of its last collective) in the key-value store of the coordination service,
 and reads the next worker's position. If any two positions differ, some worker
 differs from the next one, and detects the difference. The watchdog also ends a
 collective that has waited for longer than the strategy's `timeout_seconds`.
