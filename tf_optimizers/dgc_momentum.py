@@ -195,7 +195,7 @@ class DGCMomentum(CompressedOptimizer):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is outside its range, or not supported, or if
-            loaded state was saved with another `rate_in_momentum`.
+            loaded state was saved with a different `rate_in_momentum`.
         RuntimeError: If a step is compiled by XLA.
 
     Example:
@@ -475,7 +475,7 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
     """Return the factors (l1, l2) of a Keras regularizer, or None for None."""
     if regularizer is None:
         return None
-    # A subclass may compute another penalty.
+    # A subclass may compute a different penalty.
     if type(regularizer) not in (
         keras.regularizers.L1,
         keras.regularizers.L2,

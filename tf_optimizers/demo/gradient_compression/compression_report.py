@@ -257,11 +257,11 @@ def _links(result: dict[str, Any]) -> str:
 def _limits(result: dict[str, Any]) -> str:
     first = result["settings"]["seeds"][0]
     return (
-        f"Seeds from {first} on decide the initial weights and the order of "
-        "the data, which are the same for all optimizers and machines "
+        f"Consecutive seeds from {first} decide the initial weights and the "
+        "order of the data, which are the same for all optimizers and machines "
         "(`--first-seed` chooses other seeds). Seconds differ between "
-        "machines. Accuracies differ a little, since rounding depends on the "
-        "processor and its threads. Both workers share the cores of one "
-        "machine. Another network, another task or more workers may behave "
-        "differently."
+        "machines. Accuracies also differ a little, since rounding depends on "
+        "the processor and its threads. Both workers share the cores of one "
+        "machine. With another network or task, or with more workers, results "
+        "may differ."
     )
