@@ -24,6 +24,7 @@ from tf_optimizers.workers.agreement.cluster import (
     restore_sigterm,
     text_hash,
     versions,
+    wait_for_first,
 )
 from tf_optimizers.workers.agreement.statements import (
     START_THE_SAME,
@@ -145,6 +146,7 @@ class SparseMultiWorkerMirroredStrategy(
         cluster_resolver = check_cluster(cluster_resolver)
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
+        wait_for_first(cluster_resolver)
         # Skip the parent's constructor, which would make its own `extended`.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)

@@ -1,6 +1,9 @@
 """Impossible clusters are rejected before TensorFlow waits for workers."""
 
 import json
+import socket
+import threading
+import time
 
 import keras
 import numpy as np
@@ -8,7 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
-from tf_optimizers.workers.agreement.cluster import check_cluster
+from tf_optimizers.workers.agreement.cluster import (
+    check_cluster,
+    wait_for_first,
+)
 
 WORKER = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}
@@ -135,3 +141,54 @@ def test_xla_is_rejected_with_the_way_out(monkeypatch, step):
     step = step(tfo.SparseMultiWorkerMirroredStrategy())
     with pytest.raises(RuntimeError, match="`jit_compile=False` to `compile`"):
         step()
+
+
+@pytest.fixture
+def port():
+    """A port that nothing listens on until the test calls `listen`."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        yield port
+
+
+def second_worker(port, first="worker"):
+    """Return the resolver of a worker that is not the first."""
+    address = "{}:{}".format(*port.getsockname())
+    others = {"worker": [address, "a:1"]}
+    if first == "chief":
+        others = {"chief": [address], "worker": ["b:1", "a:1"]}
+    return SimpleResolver(tf.train.ClusterSpec(others), "", "worker", 1)
+
+
+@pytest.mark.parametrize("first", ["worker", "chief"])
+def test_worker_waits_until_the_first_worker_listens(port, first):
+    """Otherwise TensorFlow tries again after a second, or much later."""
+    waiting = threading.Thread(
+        target=wait_for_first, args=(second_worker(port, first),), daemon=True
+    )
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    port.listen()
+    waiting.join(100)
+    assert not waiting.is_alive()
+
+
+def test_worker_leaves_a_first_worker_that_never_listens_to_tensorflow(port):
+    began = time.monotonic()
+    wait_for_first(second_worker(port), seconds=0.2)
+    assert time.monotonic() - began < 100
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index"),
+    [
+        ({}, None, None),
+        (TWO, "worker", 0),
+        ({"chief": ["a:1"], "worker": ["b:2"]}, "chief", 0),
+    ],
+    ids=str,
+)
+def test_first_worker_waits_for_none(cluster, kind, index):
+    spec = tf.train.ClusterSpec(cluster)
+    wait_for_first(SimpleResolver(spec, "", kind, index), seconds=1e9)

@@ -4,8 +4,10 @@ import json
 import os
 import platform
 import signal
+import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +23,10 @@ from tf_optimizers.workers._compat.coordination import (
 )
 
 _JOBS = ("chief", "worker", "evaluator")
+# How long to wait until the first worker accepts connections, and the pauses
+# between two attempts to connect, in seconds.
+_FIRST_SECONDS = 600.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -76,6 +82,36 @@ def check_in_time(resolver: Any) -> None:
             "the `cluster_resolver` of the first strategy, or start another "
             "process."
         )
+
+
+def wait_for_first(resolver: Any, seconds: float = _FIRST_SECONDS) -> None:
+    """Wait until the first worker accepts connections, at most `seconds`.
+
+    If TensorFlow (2.21) cannot connect to the first worker, it tries again
+    after a second, and then after longer and longer pauses, up to two minutes.
+    So a worker that starts a moment too early would lose a second. After
+    `seconds`, leave further attempts, and the error, to TensorFlow.
+    """
+    cluster = resolver.cluster_spec()
+    first = "chief" if "chief" in cluster.jobs else "worker"
+    is_first = (resolver.task_type, resolver.task_id) == (first, 0)
+    if not cluster.jobs or is_first or joined_cluster() is not None:
+        return
+    until, pause = time.monotonic() + seconds, _SHORTEST_PAUSE
+    while not _accepts(cluster.task_address(first, 0)):
+        if time.monotonic() + pause > until:
+            return
+        time.sleep(pause)
+        pause = min(1.2 * pause, _LONGEST_PAUSE)
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+    except OSError:  # Nothing listens yet, or the host cannot be reached.
+        return False
+    return True
 
 
 def restore_sigterm() -> None:
