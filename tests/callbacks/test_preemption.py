@@ -195,6 +195,29 @@ def test_signal_after_an_error_in_fit_ends_the_process(tmp_path):
     assert run.returncode == -signal.SIGTERM
 
 
+AT_EXIT = """
+import atexit, os, signal, sys, time
+@atexit.register  # Runs last, when other exit handlers have run.
+def exit_slowly():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
+from backups import Interrupt
+from test_preemption import make, train
+train(make(), sys.argv[1], Interrupt(3))
+"""
+
+
+def test_signal_ends_a_process_that_exits_slowly_after_an_error(tmp_path):
+    """TensorFlow may need a second to end, and the launcher would wait."""
+    run = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
+        cwd=os.path.dirname(__file__),
+        env=real_workers.quick_python(),
+        timeout=60,
+    )
+    assert run.returncode == -signal.SIGTERM
+
+
 def test_fit_after_an_error_catches_the_signal_again(tmp_path):
     model = make()
     with pytest.raises(Interruption):

@@ -251,8 +251,12 @@ def _release_in_child() -> None:
 
 def _end_at_exit() -> None:
     # While Python ends, no thread may run TensorFlow code.
-    if _running is not None:
-        _running.end(is_leaving=True)
+    running = _running
+    if running is not None:
+        running.end(is_leaving=True)
+        # An exception has ended `fit`. TensorFlow may need seconds to end, and
+        # Python calls no handlers meanwhile. So let SIGTERM end the process.
+        running.release()
 
 
 # Without this, a forked child that receives SIGTERM would write to the pipe of
