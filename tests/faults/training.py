@@ -41,7 +41,7 @@ class Training:
         self.run(
             *(*real_workers.LAUNCHER, "--workers", "2"),
             *("--grace-period", "2", "--max-restarts", str(self.restarts)),
-            *("--restart-pause", "0", *self.standby),
+            *self.standby,
             *(str(SCRIPT), str(self.folder), self.optimizer),
         )
 

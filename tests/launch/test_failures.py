@@ -77,10 +77,7 @@ RESTARTING = (
 
 def test_failed_worker_is_restarted_with_all_others(launch, write):
     script = write(*RESTARTING)
-    run = launch(
-        *("--workers", "2", "--max-restarts", "2"),
-        *("--restart-pause", "0.1", script),
-    )
+    run = launch("--workers", "2", "--max-restarts", "2", script)
     assert run.returncode == 0
     lines = [line.split() for line in lines_of(run.stdout, 1)]
     assert [line[0] for line in lines] == [b"0", b"1", b"2"]

@@ -58,7 +58,7 @@ Options:
         workers. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
         the first restart. The pause doubles with every restart, up to 60, so
-        that a temporary cause of the failure can pass. Defaults to `1`.
+        that a temporary cause of the failure can pass. Defaults to `0.1`.
     --standby SECONDS: number >= 0. Time from the start of the workers until a
         standby process starts for each worker. The standby process imports
         TensorFlow and Keras, and waits. At a restart, the standby process runs

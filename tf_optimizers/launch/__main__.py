@@ -250,7 +250,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--restart-pause",
         type=_seconds,
-        default=1.0,
+        default=0.1,
         metavar="SECONDS",
         help="time before the first restart; doubles, up to 60 (%(default)g)",
     )
