@@ -13,6 +13,8 @@ that they use, recursively:
   optimizer, the search begins at the optimizer;
 - `other.name(...)`, or `other.name` if this is a property: the methods of this
   name in all classes that the function's module, or a constant in it, names.
+  If `other` is an attribute of `self`, the search includes the modules of the
+  base classes.
 
 Functions of `_compat` and `checks` count, but not the functions that they call,
 since these modules stand for TensorFlow, Keras and errors. Functions that are
@@ -202,9 +204,11 @@ class Reader:
             elif holder in ("optimizer", "self._optimizer"):
                 found += self._in_classes(self._family, attribute)[:1]
             else:
+                below = bases if holder.startswith("self.") else []
                 found += [
                     method
-                    for method in self._in_classes(self._seen(path), attribute)
+                    for seen in {path, *(base for base, _ in below)}
+                    for method in self._in_classes(self._seen(seen), attribute)
                     if id(part) in called or self._is_property(method)
                 ]
         return found
