@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.codes.entries import Entries
 from tf_optimizers.replicas import ReplicaGroup, replicas_of
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.agreement.same_training import check_same_optimizer
@@ -66,16 +65,9 @@ class WorkerReplicas(ReplicaGroup):
         replicas.
         """
         extended = self._strategy.extended
-        entries, sums = extended.in_replica(
-            extended.channel.gather_and_reduce,
-            [value for value in values if isinstance(value, Entries)],
-            [value for value in values if not isinstance(value, Entries)],
+        return extended.in_replica(
+            extended.channel.gather_and_reduce, list(values)
         )
-        slices, rest = (each.slices() for each in entries), iter(sums)
-        return [
-            next(slices if isinstance(value, Entries) else rest)
-            for value in values
-        ]
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
         """Send row i of `rows` to replica i; return the received rows.

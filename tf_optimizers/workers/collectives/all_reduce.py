@@ -83,8 +83,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         self, reduce_op: Any, value: Any, replica_id: int, options: Any
     ) -> Any:
         """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
-        _, reduced = self.gather_and_reduce(
-            [], tf.nest.flatten(value), replica_id, options, reduce_op
+        reduced = self.gather_and_reduce(
+            tf.nest.flatten(value), replica_id, options, reduce_op
         )
         return tf.nest.pack_sequence_as(value, reduced)
 
@@ -99,27 +99,30 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
 
     def gather_and_reduce(
         self,
-        entries: Sequence[Entries],
         values: Sequence[Any],
         replica_id: int,
         options: Any,
         reduce_op: Any = tf.distribute.ReduceOp.SUM,
-    ) -> tuple[list[Entries], list[Any]]:
-        """Gather entries from all replicas, and reduce other values.
+    ) -> list[Any]:
+        """Gather `Entries` from all replicas, and reduce other values.
 
         Args:
-            entries: This replica's `Entries`, such as compressed gradients.
-            values: This replica's tensors and `IndexedSlices`.
+            values: This replica's tensors, `IndexedSlices`, and `Entries`, such
+                as compressed gradients.
             replica_id: The replica's local rank.
             options: The communication options.
             reduce_op: The `tf.distribute.ReduceOp` for `values`. Defaults to
                 `SUM`.
 
+        Returns:
+            The result of each value. The result of `Entries` is
+            `IndexedSlices`.
+
         Raises:
             RuntimeError: If the step is compiled by XLA.
         """
         if self.replicas == 1:
-            return list(entries), list(values)
+            return [v.slices() if isinstance(v, Entries) else v for v in values]
         if in_xla():
             # XLA compiles for one device, and has no collectives for CPUs.
             raise RuntimeError(
@@ -131,9 +134,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         groups: dict[Any, list[Any]] = {kind: [] for kind in kinds}
         for kind, value in zip(kinds, values, strict=True):
             groups[kind].append(value)
-        gathered, reduced = self._gather_all(
-            entries, groups, replica_id, options
-        )
+        reduced = self._gather_all(groups, replica_id, options)
         for kind, group in groups.items():
             if kind not in reduced:
                 reduced[kind] = super()._all_reduce(
@@ -143,36 +144,30 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             for kind, group in reduced.items():
                 reduced[kind] = [_divide(v, self.replicas) for v in group]
         remaining = {kind: iter(group) for kind, group in reduced.items()}
-        return gathered, [next(remaining[kind]) for kind in kinds]
+        return [next(remaining[kind]) for kind in kinds]
 
     def _gather_all(
-        self,
-        entries: Sequence[Entries],
-        groups: dict[Any, list[Any]],
-        replica_id: int,
-        options: Any,
-    ) -> tuple[list[Entries], dict[Any, list[Any]]]:
+        self, groups: dict[Any, list[Any]], replica_id: int, options: Any
+    ) -> dict[Any, list[Any]]:
         """Gather entries and small values in one message; sum the values.
 
         Args:
-            entries: This replica's `Entries`.
-            groups: This replica's values by dtype; `IndexedSlices` have the key
-                None.
+            groups: This replica's values by `_kind`.
             replica_id: The replica's local rank.
             options: The communication options.
 
         Returns:
-            The entries of all replicas, and the sums by dtype. The sums lack
-            groups that are too large to be gathered.
+            The results by `_kind`, without the groups that are too large to be
+            gathered.
         """
-        slices = groups.get(None, [])
+        entries, slices = (groups.get(kind, []) for kind in _SPARSE)
         small = {
             kind: group
             for kind, group in groups.items()
-            if kind and is_gathered(group, self.replicas)
+            if kind not in _SPARSE and is_gathered(group, self.replicas)
         }
         if not (entries or slices or small):
-            return [], {}
+            return {}
         with tf.device(self.device(replica_id)):
             rows = []
             if slices:
@@ -182,8 +177,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             own = Content(entries, slices, list(small.values()), rows)
             words = self.all_gather(pack(own), replica_id, options, layout(own))
             gathered, joined, sums = unpack(words, own, self.replicas)
-            joined = list(map(sum_duplicates, joined))
-        return gathered, {None: joined, **dict(zip(small, sums, strict=True))}
+            sums_by_kind = dict(zip(small, sums, strict=True))
+            return sums_by_kind | {
+                Entries: [each.slices() for each in gathered],
+                tf.IndexedSlices: list(map(sum_duplicates, joined)),
+            }
 
     def all_gather(
         self,
@@ -239,7 +237,10 @@ def _divide(value: Any, count: int) -> Any:
     return value / count
 
 
-def _kind(value: Any) -> tf.DType | None:
-    """Return the dtype of a value, or None for `IndexedSlices`."""
-    is_sparse = isinstance(value, tf.IndexedSlices)
-    return None if is_sparse else tf.as_dtype(value.dtype)
+_SPARSE = Entries, tf.IndexedSlices
+
+
+def _kind(value: Any) -> Any:
+    """Return the class of a value in `_SPARSE`, or the dtype of a tensor."""
+    is_sparse = isinstance(value, _SPARSE)
+    return type(value) if is_sparse else tf.as_dtype(value.dtype)
