@@ -15,7 +15,7 @@ tensor.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -35,9 +35,9 @@ from tf_optimizers._compat.tensorflow_internals import (
     switch_across_replicas,
 )
 from tf_optimizers.base.components import own_component
+from tf_optimizers.base.gradients import as_dense
 from tf_optimizers.checks import check_choice, check_integer
 from tf_optimizers.codes.values import CODES
-from tf_optimizers.compression.compression_history import CompressionHistory
 from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,
@@ -93,7 +93,14 @@ class Compressor:
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
-        self._history = CompressionHistory(self._name, self.schedule, strategy)
+        self._strategy = strategy
+        # The variables whose gradients have been compressed, by index. Each has
+        # a residual, which a later step must send.
+        self._ever_compressed: set[int] = set()
+        self._is_begun = False
+        # If the state was loaded after the cool-down, this step sends the
+        # residuals.
+        self._flush_step: int | None = None
         self.momentums: dict[int, keras.Variable] = {}
 
     def add(
@@ -167,27 +174,89 @@ class Compressor:
         With `sends_all`, the step exchanges all variables, not only
         `variables`.
 
+        A sparse gradient is not compressed, and replicas compute the same
+        update from it only if they have the same momentum. But compression
+        makes a variable's momentum differ between replicas. So the gradients of
+        variables that have been compressed are made dense.
+
         Raises:
             ValueError: If a variable has two gradients, or lacks a needed
-                gradient; see `CompressionHistory.check`.
+                gradient.
         """
-        self._history.begin(optimizer, self._residuals)
+        self._begin(optimizer)
         indices = [variable_index(optimizer, v) for v in variables]
-        gradients = self._history.densify(indices, gradients, variables)
-        compressed = [
-            i
-            for i, gradient in zip(indices, gradients, strict=True)
-            if i in self._residuals and not self.rows.is_sparse(i, gradient)
-        ]
-        paths = list(map(path_of, built_variables(optimizer)))
-        self._history.check(compressed, paths, sends_all)
-        self._allocate([self._residuals[i] for i in compressed])
-        for each in zip(indices, gradients, variables, strict=True):
+        prepared, compressed = [], []
+        for i, gradient, variable in zip(
+            indices, gradients, variables, strict=True
+        ):
+            if i in self._ever_compressed:
+                gradient = as_dense(gradient, variable)
+            if i in self._residuals and not self.rows.is_sparse(i, gradient):
+                compressed.append(i)
+            prepared.append(gradient)
+        self._check(optimizer, compressed, sends_all)
+        self.allocate(compressed)
+        self._ever_compressed.update(compressed)
+        for each in zip(indices, prepared, variables, strict=True):
             self.rows.count(*each)
-        return gradients
+        return prepared
 
-    def _allocate(self, residuals: Sequence[Residual]) -> None:
-        if in_xla() and residuals:
+    def _begin(self, optimizer: Any) -> None:
+        """Find the nonzero residuals of a loaded state, before the first step.
+
+        They must be sent even after the cool-down, and even if their variables
+        have sparse gradients now. Under TensorFlow's strategies, it is enough
+        to check the replicas of this process: loading divides a residual evenly
+        among all replicas.
+        """
+        if self._is_begun:
+            return
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                own = [i for i, v in self._residuals.items() if v.is_nonzero()]
+                group = replicas_of(self._strategy)
+                nonzero = set().union(*group.agree("the first step", own))
+                self._ever_compressed |= nonzero
+                step = int(tf.convert_to_tensor(optimizer.iterations))
+                if nonzero and self.schedule.is_over(step):
+                    self._flush_step = step
+        self._is_begun = True
+
+    def _check(self, optimizer: Any, indices: list[int], is_all: bool) -> None:
+        """Raise if a variable has two gradients, or lacks a needed gradient.
+
+        With a cool-down, every variable that has been compressed needs a
+        gradient in every step.
+
+        Args:
+            optimizer: The optimizer of the variables.
+            indices: Indices of the variables that a step compresses.
+            is_all: Whether the step exchanges all variables, not only the
+                variables in `indices`.
+        """
+        paths = list(map(path_of, built_variables(optimizer)))
+        if len(set(indices)) < len(indices):
+            twice = max(indices, key=indices.count)
+            raise ValueError(
+                f"`{self._name}` needs one gradient per variable. Received: "
+                f"two gradients of {paths[twice]}. Pass their sum."
+            )
+        missing = self._ever_compressed.difference(indices)
+        has_cool_down = self.schedule.rampdown_begin_step is not None
+        if missing and has_cool_down and not is_all:
+            raise ValueError(
+                "With a cool-down (`rampdown_begin_step`), every variable must "
+                "have a gradient in every step. Received: no gradient of "
+                f"{paths[min(missing)]}, which had a gradient in an earlier "
+                "step. Pass `rampdown_begin_step=None` and `rampdown_step=1`, "
+                "or use a separate optimizer for variables without a gradient "
+                "in some steps."
+            )
+
+    def allocate(self, indices: Collection[int] | None = None) -> None:
+        """Allocate residuals; by default, of all compressed variables."""
+        indices = self.compressed if indices is None else indices
+        if in_xla() and indices:
             raise unchanged_in_cond(
                 RuntimeError(
                     f"`{self._name}` cannot run under XLA. Received: a step "
@@ -195,12 +264,8 @@ class Compressor:
                     "or `tf.function`."
                 )
             )
-        for residual in residuals:
-            residual.allocate()
-
-    def allocate(self) -> None:
-        """Allocate the residuals of all compressed variables."""
-        self._allocate([self._residuals[i] for i in self.compressed])
+        for i in indices:
+            self._residuals[i].allocate()
 
     def at_stage(
         self,
@@ -224,11 +289,21 @@ class Compressor:
         calls: list[Callable] = [
             functools.partial(function, s) for s in self.schedule.stages
         ]
-        stage = self._history.stage(updates)
+        stage = self._stage(tf.cast(updates, tf.int64))
         if is_due is not None:
             stage = tf.where(is_due, stage, len(calls))
             calls.append(lambda gradients: None)
         switch_across_replicas(stage, calls, gradients)
+
+    def _stage(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the index of the stage at a step."""
+        stage = self.schedule.stage(step)
+        if self._flush_step is None:
+            return stage
+        since = step - self._flush_step
+        is_flush = (since >= 0) & (since < self.schedule.sync_every)
+        sends_all = tf.cast(self.schedule.stages.index(0.0), stage.dtype)
+        return tf.where(is_flush, sends_all, stage)
 
     def send(
         self,
