@@ -16,7 +16,7 @@ from tf_optimizers._compat.keras_internals import (
     is_overwritten,
 )
 from tf_optimizers.base.components import own_component
-from tf_optimizers.base.gradients import as_dense, clip, clip_factor
+from tf_optimizers.base.gradients import as_dense, clip_factor, clip_norm
 from tf_optimizers.base.precision import state_dtype
 from tf_optimizers.checks import (
     Fixed,
@@ -386,7 +386,9 @@ class DGCMomentum(CompressedOptimizer):
         All replicas have the same u, and compute the same change. The update is
         N times this change, as if each of N replicas had sent it.
         """
-        (total,) = clip([as_dense(total, weight)], self.clipnorm, None, None)
+        total = as_dense(total, weight)
+        if self.clipnorm:
+            total = clip_norm(total, self.clipnorm)
         u = own_component(self._compressor.momentums[index])
         add = compiled(_add_mean_to_u, total, self._hyperparameters(index))
         with tf.device(u.device):

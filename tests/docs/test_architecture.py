@@ -25,13 +25,13 @@ LONGEST = 300
 
 # The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
-    "Lamb": (lambda: tfo.Lamb(0.1), 714),
+    "Lamb": (lambda: tfo.Lamb(0.1), 715),
     "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 2085),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
         2319,
     ),
-    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 760),
+    "AdamOffload": (lambda: tfo.AdamOffload(0.1), 761),
     "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1163),
 }
 

@@ -157,8 +157,7 @@ def clip(
     if clipvalue:
         return [clip_elements(g, clipvalue) for g in gradients]
     if clipnorm and xla:
-        limit = float(clipnorm)
-        return [compiled(_clip_norm, g, on_gpu(), limit)(g) for g in gradients]
+        return [clip_norm(g, clipnorm) for g in gradients]
     if clipnorm:
         factors = [clip_factor(norm(g), clipnorm) for g in gradients]
     elif global_clipnorm:
@@ -170,6 +169,11 @@ def clip(
         (compiled(scaled, g) if xla else scaled)(g, factor)
         for g, factor in zip(gradients, factors, strict=True)
     ]
+
+
+def clip_norm(gradient: tf.Tensor, limit: float) -> tf.Tensor:
+    """Clip the norm of a gradient; see `clip`."""
+    return compiled(_clip_norm, gradient, on_gpu(), float(limit))(gradient)
 
 
 def _clip_norm(

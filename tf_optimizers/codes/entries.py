@@ -96,9 +96,7 @@ class Entries(NamedTuple):
 
 def narrow_indices(slices: tf.IndexedSlices) -> tf.Tensor:
     """Return the indices of slices, as int32 if the static shape allows it."""
-    shape = None
-    if slices.dense_shape is not None:
-        shape = tf.get_static_value(slices.dense_shape)
+    shape = tf.get_static_value(slices.dense_shape)
     if shape is not None and shape[0] <= tf.int32.max:
         return tf.cast(slices.indices, tf.int32)
     return slices.indices

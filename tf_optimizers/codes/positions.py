@@ -182,16 +182,12 @@ class _BitPerElement(NamedTuple):
     """A tensor that is encoded with one bit per element."""
 
     members: tuple[int]
-    size: int
+    bits: int
     entries: int
-
-    @property
-    def bits(self) -> int:
-        return self.size
 
     def write(self, addresses: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         # Positions of -1 are not sent. The reader counts the missing bits.
-        return [set_bits(addresses[0], self.size + 1)[:, 1:]]
+        return [set_bits(addresses[0], self.bits + 1)[:, 1:]]
 
     def read(self, bits: tf.Tensor) -> list[tf.Tensor]:
         # Prepend a 1 bit for each position of -1, so that all rows have the

@@ -71,20 +71,18 @@ class GatheredExchange(Exchange):
         values = CODES[wire.value_dtype].round(values, Layout(positions))
         messages, sent = [], []
         for i, selection in enumerate(selections):
-            own = wire.own_portion(values[i]), wire.own_portion(positions[i])
-            messages.append(self._message(i, *own, selection.shape))
+            own = selection._replace(
+                values=wire.own_portion(values[i]),
+                positions=wire.own_portion(positions[i]),
+            )
+            messages.append(self._message(i, own))
             every = wire.joined(values[i], self.counts[i])
             sent.append(tf.cast(every, tf.float32))
         return sent, replicas_of().gather_and_sum([*messages, *others])
 
-    def _message(
-        self,
-        i: int,
-        values: tf.Tensor,
-        positions: tf.Tensor,
-        shape: tf.TensorShape,
-    ) -> Entries | tf.Tensor:
+    def _message(self, i: int, own: Selection) -> Entries | tf.Tensor:
         """Return the entries that this replica sends, encoded or dense."""
+        values, positions, shape = own
         size = self.sizes[i]
         if self.is_dense(i):
             values = tf.cast(values, tf.float32)

@@ -117,12 +117,11 @@ class ShardedExchange(Exchange):
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))
         updates = [
-            Entries(value, tf.cast(at, position_dtype(size)), size).slices()
-            for value, at, size in zip(
-                shards.split(values),
-                shards.positions(every),
-                self.sizes,
-                strict=True,
+            Entries(
+                part.values, tf.cast(at, position_dtype(size)), size
+            ).slices()
+            for part, at, size in zip(
+                sums, shards.positions(every), self.sizes, strict=True
             )
         ]
         return tf.split(sent, self.counts), [*updates, *others]

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers.codes.entries import Entries
+from tf_optimizers.compression.top_k import magnitude
 
 # Knuth's multiplicative hash: 2^32 divided by the golden ratio.
 _FACTOR = 2654435761
@@ -50,12 +51,6 @@ class Shards(NamedTuple):
         """The number of addresses of a shard: one per group."""
         return int(self.first_groups[-1])
 
-    @property
-    def first_addresses(self) -> np.ndarray:
-        """The first address of each shard, [N, 1]."""
-        shards = np.arange(self.replicas, dtype="int64")
-        return self.span * shards[:, np.newaxis]
-
     def addresses(self, positions: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the addresses of all tensors' entries, int64 [n].
 
@@ -80,11 +75,7 @@ class Shards(NamedTuple):
         inside = (shard - _rotation(group)) % self.replicas
         first = np.repeat(self.first_groups[:-1], self.sums)
         flat = (group - first) * self.replicas + inside
-        return self.split(flat)
-
-    def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Split a matrix [N, all sums] by tensor; return flat parts."""
-        parts = tf.split(tensor, self.sums, axis=1)
+        parts = tf.split(flat, self.sums, axis=1)
         return [tf.reshape(part, [-1]) for part in parts]
 
     def largest_sums(self, received: Entries) -> list[Entries]:
@@ -126,7 +117,8 @@ class Shards(NamedTuple):
                 sums, self.first_groups[:-1].tolist(), strict=True
             )
         ]
-        return tf.concat(groups, 1) + self.first_addresses
+        shards = np.arange(self.replicas, dtype="int64")
+        return tf.concat(groups, 1) + self.span * shards[:, np.newaxis]
 
 
 def _rotation(group: tf.Tensor) -> tf.Tensor:
@@ -162,19 +154,17 @@ def slots_of(
         bins: int32 [n], the bin of each value, not decreasing.
         capacities: Number of slots of each bin.
     """
-    magnitude = tf.bitwise.bitwise_and(
-        tf.bitcast(values, tf.int32), tf.int32.max
-    )
+    size = magnitude(values)
     # Bin and magnitude make one key, so that sorting does not mix bins.
     order = stable_argsort(
         tf.cast(bins, tf.int64) * (1 << 31)
-        + tf.cast(tf.int32.max - magnitude, tf.int64)
+        + tf.cast(tf.int32.max - size, tf.int64)
     )
     numbers = tf.range(len(capacities))
     first = tf.searchsorted(bins, numbers)
     rank = tf.range(values.shape[0]) - tf.gather(first, bins)
     rank = tf.scatter_nd(order[:, tf.newaxis], rank, rank.shape)
-    fits = (rank < tf.gather(capacities, bins)) & (magnitude > 0)
+    fits = (rank < tf.gather(capacities, bins)) & (size > 0)
     so_far = tf.cumsum(tf.cast(fits, tf.int32))
     behind = tf.searchsorted(bins, numbers, side="right")
     ends = np.cumsum(capacities, dtype="int32")

@@ -77,7 +77,7 @@ def top_k(
     )
     found = tf.cond(
         tf.size(candidates) > k,
-        lambda: _cut(candidates, _magnitude(tf.gather(values, candidates)), k),
+        lambda: _cut(candidates, magnitude(tf.gather(values, candidates)), k),
         lambda: candidates,
     )
     missing = [[k - tf.size(found), 0]]
@@ -97,7 +97,7 @@ def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
     if k < rows.shape[0]:
         maxima = compiled(_row_maxima, rows, gpu)(rows)
         reached = _sorted(tf.math.top_k(maxima, k, sorted=False).indices)
-    candidates = _magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
+    candidates = magnitude(tf.reshape(tf.gather(rows, reached), [-1]))
     found, inside = tf.math.top_k(candidates, k, sorted=False)
     dtype = position_dtype(values.shape[0])
     blocks = tf.cast(tf.gather(reached, inside // _BLOCK), dtype)
@@ -111,7 +111,7 @@ def _sorted(positions: tf.Tensor) -> tf.Tensor:
     return -tf.math.top_k(-positions, positions.shape[0]).values
 
 
-def _magnitude(values: tf.Tensor) -> tf.Tensor:
+def magnitude(values: tf.Tensor) -> tf.Tensor:
     """Return |values| as int32 numbers that have the same order."""
     return tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), tf.int32.max)
 
@@ -137,7 +137,7 @@ def _find_in_blocks(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 
 
 def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    return _magnitude(values) >= threshold
+    return magnitude(values) >= threshold
 
 
 def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
@@ -146,10 +146,10 @@ def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     The magnitudes are integers. On a CPU, they are converted to float64, which
     is exact, because XLA does not vectorize maxima of integers there.
     """
-    magnitude = _magnitude(rows)
+    magnitudes = magnitude(rows)
     if not gpu:
-        magnitude = tf.cast(magnitude, tf.float64)
-    return tf.reduce_max(magnitude, axis=1)
+        magnitudes = tf.cast(magnitudes, tf.float64)
+    return tf.reduce_max(magnitudes, axis=1)
 
 
 def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
@@ -159,7 +159,7 @@ def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
     expected = k / stride
     rank = math.ceil(expected + _DEVIATIONS * math.sqrt(expected))
     rank = min(rank, values.shape[0] // stride)
-    sample = _magnitude(values[start::stride])
+    sample = magnitude(values[start::stride])
     return tf.maximum(_largest(sample, rank), _SMALLEST)
 
 
@@ -180,14 +180,14 @@ def _largest(values: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.raw_ops.NthElement(input=values, n=rank - 1, reverse=True)
 
 
-def _cut(candidates: tf.Tensor, magnitude: tf.Tensor, k: int) -> tf.Tensor:
+def _cut(candidates: tf.Tensor, magnitudes: tf.Tensor, k: int) -> tf.Tensor:
     """Return the k candidates of largest magnitude."""
-    last = _largest(magnitude, k)
-    reaches = magnitude >= last
+    last = _largest(magnitudes, k)
+    reaches = magnitudes >= last
     surplus = tf.math.count_nonzero(reaches, dtype=tf.int32) - k
     kept = tf.cond(
         surplus > 0,
-        lambda: reaches & ~_last_of(magnitude == last, surplus),
+        lambda: reaches & ~_last_of(magnitudes == last, surplus),
         lambda: reaches,
     )
     return tf.boolean_mask(candidates, kept)

@@ -130,10 +130,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
                 "under XLA. Received: a step that XLA compiles. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
-        kinds = list(map(_kind, values))
-        groups: dict[Any, list[Any]] = {kind: [] for kind in kinds}
-        for kind, value in zip(kinds, values, strict=True):
-            groups[kind].append(value)
+        groups: dict[Any, list[Any]] = {}
+        for value in values:
+            groups.setdefault(_kind(value), []).append(value)
         reduced = self._gather_all(groups, replica_id, options)
         for kind, group in groups.items():
             if kind not in reduced:
@@ -144,7 +143,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             for kind, group in reduced.items():
                 reduced[kind] = [_divide(v, self.replicas) for v in group]
         remaining = {kind: iter(group) for kind, group in reduced.items()}
-        return [next(remaining[kind]) for kind in kinds]
+        return [next(remaining[_kind(value)]) for value in values]
 
     def _gather_all(
         self, groups: dict[Any, list[Any]], replica_id: int, options: Any

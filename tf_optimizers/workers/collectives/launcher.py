@@ -132,9 +132,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             if self._sends_at_once:
                 total = self._sum_by_shards(flat, options)
             else:
-                signature = REDUCE, _elements(flat), 0
                 total = self._run(
-                    *(REDUCE, flat, signature, options),
+                    REDUCE,
+                    flat,
+                    (REDUCE, _elements(flat), 0),
+                    options,
                     merge_op="Add",
                     final_op="Id",
                 )
@@ -158,10 +160,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         if may_be_empty:
             # TensorFlow (2.21) crashes in a gather without elements.
             flat = tf.pad(flat, [[0, tf.cast(tf.equal(size, 0), tf.int32)]])
-        signature = GATHER, _elements(flat), layout
         if self._sends_at_once:
-            gathered = self._gather_at_once(flat, signature, options)
+            gathered = self._gather_at_once(flat, options, layout)
         else:
+            signature = GATHER, _elements(flat), layout
             gathered = self._run(GATHER, flat, signature, options)
         shape = tf.concat([[self._group_size * shape[0]], shape[1:]], 0)
         if may_be_empty:
@@ -189,19 +191,19 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.gather(tf.reshape(rows, [self._group_size, -1]), order)
 
     def _gather_at_once(
-        self, flat: tf.Tensor, signature: tuple[str, Any, int], options: Any
+        self, flat: tf.Tensor, options: Any, layout: int = 0
     ) -> tf.Tensor:
         """Gather a vector by all-to-all, in one round per group."""
-        kind, elements, layout = signature
         for group in self._levels:
-            rows = tf.tile(flat[tf.newaxis], [group.size, 1])
-            signature = kind, elements, layout
             received = self._run(
-                *(ALL_TO_ALL, rows, signature, options, group),
+                ALL_TO_ALL,
+                tf.tile(flat[tf.newaxis], [group.size, 1]),
+                (GATHER, _elements(flat), layout),
+                options,
+                group,
                 name="gather_at_once",
             )
             flat = tf.reshape(received, [-1])
-            elements *= group.size
         return flat
 
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
@@ -221,7 +223,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             ALL_TO_ALL, rows, signature, options, name="sum_by_shards"
         )
         own = tf.add_n(tf.unstack(received, num=count))
-        return self._gather_at_once(own, (GATHER, each, 0), options)[:size]
+        return self._gather_at_once(own, options)[:size]
 
     def _run(
         self,
