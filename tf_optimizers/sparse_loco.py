@@ -330,19 +330,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 rounds.end_early(
                     strategy_of(self).run,
                     lambda choice: self._end_round(rounds, [(choice, None)]),
-                    self._sparse,
+                    self._compressor.rows.indices,
                 )
 
     def _finish_exchange(self) -> None:
         """Wait until all entries have arrived; call this between steps."""
         if self._overlapped is not None:
             self._overlapped.finish()
-
-    @property
-    def _sparse(self) -> tuple[int, ...] | None:
-        """The indices of variables with sparse gradients; None if unknown."""
-        indices = self._compressor.rows.indices
-        return None if indices is None else tuple(indices)
 
     def _batches_left(self) -> tf.Tensor:
         """Return the number of batches left in the round, an int64 scalar."""
@@ -422,7 +416,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     self.step_ahead,
                 )
                 if self.overlap:
-                    self._overlapped = OverlappedExchange(self, self._rounds)
+                    self._overlapped = OverlappedExchange(
+                        self._rounds,
+                        self._compressor,
+                        self.outer_learning_rate,
+                        self._weights,
+                        self._accumulate_residual,
+                    )
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -444,13 +444,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             rounds.begin(
                 self._weights(rounds.variables),
                 stepped=variables,
-                unsent_updates=self._unsent_updates,
+                unsent_updates=compressor.unsent_updates,
             )
             self._steps.step(*step)
             self._store(variables, weights)
             due = rounds.due(variables, rounds.count())
             if self._overlapped is not None:
-                self._overlapped.start(due, variables)
+                self._overlapped.start(due, variables, self.iterations)
             else:
                 self._end_round(rounds, due, variables)
             return
@@ -509,10 +509,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         rate = tf.constant(self.outer_learning_rate, tf.float64)
         self._send(variables, sparsity, moved, tf.constant(1.0), rate)
-
-    def _unsent_updates(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return N e_i of a variable, or None if it is not compressed."""
-        return self._compressor.unsent_updates(variable_index(self, variable))
 
     def _store(
         self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]

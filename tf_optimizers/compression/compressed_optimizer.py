@@ -120,15 +120,16 @@ class CompressedOptimizer(Optimizer):
         """
         compressor, weights = self._compressor, self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]
-        compressed = [] if sparsity is None else compressor.compressed
-        chosen = [i for i, index in enumerate(indices) if index in compressed]
-        whole = [i for i in range(len(variables)) if i not in chosen]
+        chosen, whole = compressor.places(indices, sparsity)
         totals = compressor.sum_on_worker([gradients[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
             self._accumulate_residual(indices[i], total, weights[i], rate)
         received = compressor.send(
-            *(self.iterations, sparsity, [indices[i] for i in chosen]),
-            *([gradients[i] for i in whole], rate),
+            self.iterations,
+            sparsity,
+            [indices[i] for i in chosen],
+            [gradients[i] for i in whole],
+            rate,
         )
         updates = dict(zip([*chosen, *whole], received, strict=True))
         for i in whole:

@@ -93,7 +93,7 @@ class Compressor:
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
-        self._strategy = strategy
+        self.strategy = strategy
         # The variables whose gradients have been compressed, by index. Each has
         # a residual, which a later step must send.
         self._ever_compressed: set[int] = set()
@@ -162,6 +162,17 @@ class Compressor:
         """
         return [i for i in self._residuals if i not in self.rows]
 
+    def places(
+        self, indices: Sequence[int], sparsity: float | None = 0.0
+    ) -> tuple[list[int], list[int]]:
+        """Return the places of compressed variables in `indices`, and the rest.
+
+        With a `sparsity` of None, nothing is compressed.
+        """
+        compressed = [] if sparsity is None else self.compressed
+        chosen = [i for i, index in enumerate(indices) if index in compressed]
+        return chosen, [i for i in range(len(indices)) if i not in chosen]
+
     def prepare(
         self,
         optimizer: Any,
@@ -214,7 +225,7 @@ class Compressor:
         with tf.init_scope():
             if tf.executing_eagerly():
                 own = [i for i, v in self._residuals.items() if v.is_nonzero()]
-                group = replicas_of(self._strategy)
+                group = replicas_of(self.strategy)
                 nonzero = set().union(*group.agree("the first step", own))
                 self._ever_compressed |= nonzero
                 step = int(tf.convert_to_tensor(optimizer.iterations))

@@ -91,11 +91,11 @@ class SentRows:
         return index in self._bytes or index in self._expected
 
     @property
-    def indices(self) -> list[int] | None:
+    def indices(self) -> tuple[int, ...] | None:
         """The indices of variables with sparse gradients; None if unknown."""
         if not self._is_known:
             return None
-        return sorted(self._expected.union(self._bytes))
+        return tuple(sorted(self._expected.union(self._bytes)))
 
     def expect(self, indices: Sequence[int]) -> None:
         """Treat these variables' gradients as sparse until a step is traced."""

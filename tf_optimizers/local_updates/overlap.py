@@ -10,12 +10,14 @@ thread                           exchange, update the common weights
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import strategy_of, variable_index
+from tf_optimizers.base.components import own_component
+from tf_optimizers.base.precision import store_weight
+from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.local_updates.rounds import Choice, Rounds, differences
 from tf_optimizers.replicas import effects_of, replicas_of
@@ -25,14 +27,27 @@ class OverlappedExchange:
     """Exchanges a round's entries in a thread while the next round runs.
 
     Args:
-        optimizer: A `SparseLoCo`.
         rounds: The optimizer's rounds, with `overlaps`.
+        compressor: The optimizer's compressor.
+        outer_learning_rate: Multiplies the sums of entries.
+        weights: Returns this replica's weights of variables.
+        accumulate: Called as `accumulate(index, moved, weight, None)`. Adds the
+            change of a weight in a round to the weight's residual.
     """
 
-    def __init__(self, optimizer: Any, rounds: Rounds) -> None:
-        self._optimizer, self._rounds = optimizer, rounds
-        self._strategy = strategy_of(optimizer)
-        self._call = replicas_of(self._strategy).later(self._exchange)
+    def __init__(
+        self,
+        rounds: Rounds,
+        compressor: Compressor,
+        outer_learning_rate: float,
+        weights: Callable[[Sequence[tf.Variable]], list[tf.Variable]],
+        accumulate: Callable[[int, tf.Tensor, tf.Variable, None], None],
+    ) -> None:
+        self._rounds, self._compressor = rounds, compressor
+        self._rate = outer_learning_rate
+        self._weights, self._accumulate = weights, accumulate
+        group = replicas_of(compressor.strategy)
+        self._call = group.later(self._exchange)
         self._choices: list[Choice] = []
 
     def finish(self) -> None:
@@ -43,6 +58,7 @@ class OverlappedExchange:
         self,
         due: Sequence[tuple[Choice, tf.Tensor]],
         stepped: Sequence[tf.Variable],
+        updates: Any,
     ) -> None:
         """Start to exchange a round's entries, if the round is over.
 
@@ -52,8 +68,9 @@ class OverlappedExchange:
             due: Sets of variables, each with a bool tensor: whether to exchange
                 the set now.
             stepped: The variables that the step updates.
+            updates: The optimizer's `iterations`.
         """
-        self._optimizer._compressor.allocate()
+        self._compressor.allocate()
         group = replicas_of()
         rank = group.rank % len(group.devices)
 
@@ -69,12 +86,13 @@ class OverlappedExchange:
             if choice not in self._choices:
                 self._choices.append(choice)
             place = tf.constant(self._choices.index(choice), tf.int64)
-            updates = tf.cast(self._optimizer.iterations, tf.int64)
-            self._call.start(rank, tf.stack([updates, place]))
+            argument = tf.stack([tf.cast(updates, tf.int64), place])
+            self._call.start(rank, argument)
 
         for choice, is_due in due:
             begun = tf.cond(
-                *(is_due, functools.partial(begin, choice)),
+                is_due,
+                functools.partial(begin, choice),
                 lambda: tf.constant(False),
             )
             # This branch must contain no collective: `send` waits for the other
@@ -86,72 +104,64 @@ class OverlappedExchange:
         self, choice: Choice, stepped: Sequence[tf.Variable]
     ) -> None:
         """Add the changes of weights to residuals, and begin the next round."""
-        optimizer, rounds = self._optimizer, self._rounds
-        compressor, variables = optimizer._compressor, rounds.chosen(choice)
-        weights, (_, bases) = optimizer._weights(variables), rounds.kept(choice)
-        indices, chosen, _ = self._positions(variables)
-        ahead = differences(bases, weights)
-        totals = compressor.sum_on_worker([ahead[i] for i in chosen])
+        rounds, compressor = self._rounds, self._compressor
+        variables, indices = rounds.chosen(choice), rounds.indices(choice)
+        weights = self._weights(variables)
+        moved = rounds.moved(weights, choice)
+        chosen, _ = compressor.places(indices)
+        totals = compressor.sum_on_worker([moved[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
-            optimizer._accumulate_residual(indices[i], total, None, None)
-            ahead[i] = compressor.unsent_updates(indices[i])
-        rounds.begin_from_own_weights(weights, choice, ahead)
-        optimizer._store(variables, weights)
+            self._accumulate(indices[i], total, weights[i], None)
+        rounds.begin_from_own_weights(
+            weights, choice, moved, compressor.unsent_updates
+        )
+        for variable, weight in zip(variables, weights, strict=True):
+            store_weight(own_component(variable), weight)
         rounds.constrain(stepped, choice)
-
-    def _positions(
-        self, variables: Sequence[tf.Variable]
-    ) -> tuple[list[int], list[int], list[int]]:
-        """Return the variables' indices, and two lists of positions.
-
-        The first list has the positions of compressed variables in `variables`,
-        and the second list has all other positions.
-        """
-        compressed = self._optimizer._compressor.compressed
-        indices = [variable_index(self._optimizer, each) for each in variables]
-        chosen = [i for i, index in enumerate(indices) if index in compressed]
-        others = [i for i in range(len(indices)) if i not in chosen]
-        return indices, chosen, others
 
     def _exchange(self, argument: tf.Tensor) -> None:
         """Exchange the entries of chosen variables after a round has ended.
 
         Args:
-            argument: int64 [2]. The `iterations` of the optimizer at the end of
-                the round, and the index of the choice in `_choices`.
+            argument: int64 [2]. The optimizer's `iterations` at the end of the
+                round, and the index of the choice in `_choices`.
         """
         updates, place = tf.unstack(argument)
         choice = self._choices[int(place)]
         # The strategy's own `run` would count this exchange as a step.
-        run = functools.partial(tf.distribute.Strategy.run, self._strategy)
+        run = functools.partial(
+            tf.distribute.Strategy.run, self._compressor.strategy
+        )
 
         def exchange(updates: tf.Tensor) -> None:
             send = functools.partial(self._send, choice, updates)
             with replicas_of().on_later_channel():
-                self._optimizer._compressor.at_stage(updates, [], send)
+                self._compressor.at_stage(updates, [], send)
 
-        key = self._optimizer._sparse, choice, "overlapped"
-        with self._strategy.scope():
+        key = self._compressor.rows.indices, choice, "overlapped"
+        with self._compressor.strategy.scope():
             self._rounds.call(key, run, exchange, updates)
 
     def _send(
         self, choice: Choice, updates: tf.Tensor, sparsity: float | None, _: Any
     ) -> None:
         """Send the largest entries, and update the common weights."""
-        compressor = self._optimizer._compressor
+        replicas = self._compressor.wire.replicas
+        indices = self._rounds.indices(choice)
+        chosen, others = self._compressor.places(indices)
         commons, bases = self._rounds.kept(choice)
-        indices, chosen, others = self._positions(self._rounds.chosen(choice))
         moved = differences(
             [commons[i] for i in others], [bases[i] for i in others]
         )
-        sums = compressor.send(
-            *(updates, sparsity, [indices[i] for i in chosen]),
-            [each / compressor.wire.replicas for each in moved],
+        sums = self._compressor.send(
+            updates,
+            sparsity,
+            [indices[i] for i in chosen],
+            [each / replicas for each in moved],
             tf.constant(1.0),
         )
         for i, total in zip([*chosen, *others], sums, strict=True):
             weight = commons[i]
-            rate = self._optimizer.outer_learning_rate
             with tf.device(weight.device):
-                rate = tf.constant(rate, weight.dtype)
-                subtract(weight, total, rate, compressor.wire.replicas)
+                rate = tf.constant(self._rate, weight.dtype)
+                subtract(weight, total, rate, replicas)

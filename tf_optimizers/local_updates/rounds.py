@@ -31,7 +31,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import is_overwritten
+from tf_optimizers._compat.keras_internals import (
+    is_overwritten,
+    variable_index,
+)
 from tf_optimizers.base.components import (
     backend_variable,
     components,
@@ -83,6 +86,9 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
+        self._indices = [
+            variable_index(optimizer, variable) for variable, _ in self._starts
+        ]
         self._commons = self._bases = [start for _, start in self._starts]
         if overlaps or step_ahead:
             self._bases = [
@@ -118,7 +124,7 @@ class Rounds:
         self,
         weights: Sequence[tf.Variable],
         stepped: Sequence[tf.Variable],
-        unsent_updates: Callable[[tf.Variable], tf.Tensor | None],
+        unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
         """If the next step begins a round, keep the weights, and step ahead.
 
@@ -128,17 +134,17 @@ class Rounds:
         Args:
             weights: This replica's weights of all variables.
             stepped: The variables that the next step updates.
-            unsent_updates: Returns this worker's unsent updates of a variable,
-                or None if the variable is sent whole.
+            unsent_updates: Returns this worker's unsent updates of the variable
+                at an index, or None if the variable is sent whole.
         """
 
         def keep() -> None:
-            for (variable, common), base, weight in zip(
-                self._starts, self._bases, weights, strict=True
+            for (variable, common), index, base, weight in zip(
+                self._starts, self._indices, self._bases, weights, strict=True
             ):
                 own_component(common).assign(weight)
                 if self._step_ahead and _is_in(stepped, variable):
-                    unsent = unsent_updates(variable)
+                    unsent = unsent_updates(index)
                     if unsent is not None:
                         weight.assign_sub(self._step_ahead * unsent)
                 if base is not common:
@@ -187,6 +193,10 @@ class Rounds:
         """Return the chosen variables, as `tf.Variable`s."""
         return list(itertools.compress(self.variables, choice))
 
+    def indices(self, choice: Choice) -> list[int]:
+        """Return the indices of chosen variables in the optimizer."""
+        return list(itertools.compress(self._indices, choice))
+
     def count(self) -> tf.Tensor:
         """Count a local step; return whether the step ends its round."""
         taken = own_component(self._taken)
@@ -206,7 +216,7 @@ class Rounds:
         weights are assigned to this replica's weights and base weights.
         """
         starts, bases = self.kept(choice)
-        pseudo_gradients = differences(bases, weights)
+        pseudo_gradients = self.moved(weights, choice)
         for start, base, weight in zip(starts, bases, weights, strict=True):
             weight.assign(start)
             if base is not start:
@@ -214,6 +224,12 @@ class Rounds:
         for count in map(own_component, (self._taken, self._moved)):
             count.assign(tf.zeros_like(count))
         return pseudo_gradients
+
+    def moved(
+        self, weights: Sequence[tf.Variable], choice: Choice
+    ) -> list[tf.Tensor]:
+        """Return how far this replica's weights have moved in the round."""
+        return differences(self.kept(choice)[1], weights)
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
         """Return this replica's common and base weights of chosen variables."""
@@ -226,12 +242,24 @@ class Rounds:
         self,
         weights: Sequence[tf.Variable],
         choice: Choice,
-        ahead: Sequence[tf.Tensor],
+        moved: Sequence[tf.Tensor],
+        unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
-        """Begin a round from `common - ahead`, this replica's own weights.
+        """Begin a round from this replica's own weights.
 
-        `ahead` holds this replica's updates that `common` does not include yet.
+        These are the common weights minus the replica's updates that `common`
+        does not include yet.
+
+        Args:
+            weights: This replica's weights of chosen variables.
+            choice: The chosen variables.
+            moved: The result of `moved`, before this call.
+            unsent_updates: See `begin`.
         """
+        ahead = [
+            distance if (unsent := unsent_updates(index)) is None else unsent
+            for index, distance in zip(self.indices(choice), moved, strict=True)
+        ]
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True
         ):

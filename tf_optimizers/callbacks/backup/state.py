@@ -146,7 +146,7 @@ class State:
         return has_common_weights(self._model)
 
     @property
-    def sparse_gradients(self) -> list[list[int] | None]:
+    def sparse_gradients(self) -> list[Sequence[int] | None]:
         """The indices of variables with sparse gradients, per optimizer.
 
         There is an entry for each `SparseLoCo` with several local steps. The
@@ -158,7 +158,7 @@ class State:
         ]
 
     @sparse_gradients.setter
-    def sparse_gradients(self, seen: list[list[int] | None]) -> None:
+    def sparse_gradients(self, seen: list[Sequence[int] | None]) -> None:
         steppers = local_steppers(self._model)
         for optimizer, indices in zip(steppers, seen, strict=False):
             if indices is not None:
