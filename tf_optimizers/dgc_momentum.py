@@ -234,8 +234,11 @@ class DGCMomentum(CompressedOptimizer):
     ) -> None:
         momentum = check_decay_rate("momentum", momentum)
         schedule = SparsitySchedule(
-            *(sparsity, rampup_begin_step, rampup_step),
-            *(rampdown_begin_step, rampdown_step),
+            sparsity=sparsity,
+            rampup_begin_step=rampup_begin_step,
+            rampup_step=rampup_step,
+            rampdown_begin_step=rampdown_begin_step,
+            rampdown_step=rampdown_step,
         )
         nesterov = check_boolean("nesterov", nesterov)
         penalty = _penalty_of(regularizer)

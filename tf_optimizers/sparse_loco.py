@@ -213,21 +213,28 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         sparse_loco_checks.check_inner(inner_optimizer, self._refused)
         sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
-            *(sparsity, rampup_begin_step, rampup_step),
-            *(rampdown_begin_step, rampdown_step, sync_every),
+            sparsity=sparsity,
+            rampup_begin_step=rampup_begin_step,
+            rampup_step=rampup_step,
+            rampdown_begin_step=rampdown_begin_step,
+            rampdown_step=rampdown_step,
+            sync_every=sync_every,
         )
         residual_decay = check_fraction("residual_decay", residual_decay)
         outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
         step_ahead = check_fraction("step_ahead", step_ahead)
         sparse_loco_checks.check_arguments(kwargs)
         super().__init__(
-            *(inner_optimizer, schedule, min_compress_size, value_dtype),
+            inner_optimizer,
+            schedule=schedule,
+            min_compress_size=min_compress_size,
+            value_dtype=value_dtype,
             sends_rows=False,
             **kwargs,
         )
-        sparse_loco_checks.check_ema(sync_every, self.use_ema)
-        sparse_loco_checks.check_overlap(overlap, sync_every)
-        sparse_loco_checks.check_step_ahead(step_ahead, sync_every, overlap)
+        sparse_loco_checks.check_rounds(
+            sync_every, self.use_ema, overlap, step_ahead
+        )
         watch_models()
         self.sync_every = sync_every
         self.residual_decay = residual_decay
@@ -407,14 +414,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                     self._compressor.add(self, variable)
             if self.sync_every > 1:
                 note_local_steps(self)
-                self._rounds = Rounds(
-                    self,
-                    variables,
-                    weights,
-                    self.sync_every,
-                    self.overlap,
-                    self.step_ahead,
-                )
+                self._rounds = Rounds(self, variables, weights)
                 if self.overlap:
                     self._overlapped = OverlappedExchange(
                         self._rounds,

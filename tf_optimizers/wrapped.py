@@ -21,7 +21,10 @@ from tf_optimizers._compat.keras_internals import built_variables
 # Objects of classes from these modules are not searched, except for layers,
 # lists, tuples and dicts.
 _LIBRARIES = sys.stdlib_module_names | {
-    *("keras", "numpy", "tensorflow", "tf_optimizers")
+    "keras",
+    "numpy",
+    "tensorflow",
+    "tf_optimizers",
 }
 # In the user's objects, only attributes of these types are searched. A search
 # of all attributes might never end.

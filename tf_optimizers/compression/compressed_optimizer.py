@@ -124,12 +124,10 @@ class CompressedOptimizer(Optimizer):
         totals = compressor.sum_on_worker([gradients[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
             self._accumulate_residual(indices[i], total, weights[i], rate)
+        sent = [indices[i] for i in chosen]
+        others = [gradients[i] for i in whole]
         received = compressor.send(
-            self.iterations,
-            sparsity,
-            [indices[i] for i in chosen],
-            [gradients[i] for i in whole],
-            rate,
+            self.iterations, sparsity, sent, others, rate
         )
         updates = dict(zip([*chosen, *whole], received, strict=True))
         for i in whole:

@@ -69,14 +69,12 @@ class Residual:
             seed: int32 [2], see `top_k`.
             unit: The returned values are divided by this number.
         """
+        like, devices = self._like, self._wire.devices
         with tf.device(own_component(self.variable).device):
             gpu = on_gpu()
-        select = compiled(
-            *(_select, self._like, self._like, count, self._wire.devices, gpu),
-            xla=gpu,
-        )
+        select = compiled(_select, like, like, count, devices, gpu, xla=gpu)
         values, positions = self._call(select, seed, unit)
-        return Selection(values, positions, self._like.shape)
+        return Selection(values, positions, like.shape)
 
     def everything(self) -> tf.Tensor:
         """Return all of v."""

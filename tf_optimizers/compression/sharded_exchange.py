@@ -153,10 +153,15 @@ class ShardedExchange(Exchange):
         arriving = tf.cast(tf.reshape(rounded, [-1]), tf.float32)
         # An entry that does not fit reads the 0 after the last slot.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
-        return Entries(
-            *(self._own_rows(rounded), self._own_rows(groups), span),
-            *(self.wire.value_dtype, ends),
-        ), tf.scatter_nd(order[:, tf.newaxis], arriving, arriving.shape)
+        entries = Entries(
+            values=self._own_rows(rounded),
+            positions=self._own_rows(groups),
+            size=span,
+            code=self.wire.value_dtype,
+            ends=ends,
+        )
+        places = order[:, tf.newaxis]
+        return entries, tf.scatter_nd(places, arriving, arriving.shape)
 
     def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Return the rows that this replica sends, flattened."""

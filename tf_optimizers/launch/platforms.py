@@ -324,8 +324,10 @@ _SIGNS = {
     "vertex": ["CLUSTER_SPEC"],
     "sagemaker": ["SM_HOSTS", "SM_CURRENT_HOST"],
     "kubernetes": [
-        *("JOB_COMPLETION_INDEX", "PET_NNODES"),
-        *("PET_NODE_RANK", "PET_MASTER_ADDR"),
+        "JOB_COMPLETION_INDEX",
+        "PET_NNODES",
+        "PET_NODE_RANK",
+        "PET_MASTER_ADDR",
     ],
     "slurm": ["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST"],
 }

@@ -53,28 +53,21 @@ class Rounds:
     changed them since the previous round.
 
     Args:
-        optimizer: The optimizer that owns the variables of this object.
+        optimizer: The `SparseLoCo` that owns the variables of this object.
         variables: All variables that the optimizer updates.
         masters: The master weight of each variable, or the variable itself if
             it has no master weight.
-        steps: The number of local steps in a round. Also an attribute.
-        overlaps: Whether a round's entries are exchanged while the next round
-            runs.
-        step_ahead: The fraction of a replica's unsent updates that is applied
-            to its weights when a round begins.
+
+    Attributes:
+        steps: The number of local steps in a round.
     """
 
     def __init__(
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        masters: Sequence[Any],
-        steps: int,
-        overlaps: bool,
-        step_ahead: float,
+        self, optimizer: Any, variables: Sequence[Any], masters: Sequence[Any]
     ) -> None:
-        self.steps, self._overlaps = steps, overlaps
-        self._step_ahead = step_ahead
+        self.steps = optimizer.sync_every
+        self._overlaps = optimizer.overlap
+        self._step_ahead = optimizer.step_ahead
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
@@ -90,7 +83,7 @@ class Rounds:
             variable_index(optimizer, variable) for variable, _ in self._starts
         ]
         self._commons = self._bases = [start for _, start in self._starts]
-        if overlaps or step_ahead:
+        if self._overlaps or self._step_ahead:
             self._bases = [
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases

@@ -123,28 +123,22 @@ def check_excluded(variables: Sequence[Any]) -> None:
             )
 
 
-def check_ema(sync_every: int, use_ema: bool) -> None:
-    """Raise if `use_ema` would average weights that differ between replicas."""
+def check_rounds(
+    sync_every: int, use_ema: bool, overlap: bool, step_ahead: float
+) -> None:
+    """Raise if other arguments do not fit the number of local steps."""
     if sync_every > 1 and use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
             f"Received: use_ema=True, sync_every={sync_every}. Leave "
             "`use_ema` out, or pass `sync_every=1`."
         )
-
-
-def check_overlap(overlap: bool, sync_every: int) -> None:
-    """Raise if `overlap` is set, but there are no local steps to overlap."""
     if overlap and sync_every == 1:
         raise ValueError(
             "`overlap` needs a `sync_every` of at least 2. Received: "
             "overlap=True, sync_every=1. Pass a larger `sync_every`, such as "
             "8, or leave `overlap` out."
         )
-
-
-def check_step_ahead(step_ahead: float, sync_every: int, overlap: bool) -> None:
-    """Raise if `step_ahead` is above 0, but other arguments rule it out."""
     if step_ahead and (sync_every == 1 or overlap):
         raise ValueError(
             "`step_ahead` needs a `sync_every` of at least 2, and no "

@@ -20,8 +20,17 @@ _LARGEST_LOAD = 1.5
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
     for name in (
-        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
-        *("Nadam", "Ftrl", "Lion", "ScheduleFreeAdamW"),
+        "SGD",
+        "RMSprop",
+        "Adam",
+        "AdamW",
+        "Adadelta",
+        "Adagrad",
+        "Adamax",
+        "Nadam",
+        "Ftrl",
+        "Lion",
+        "ScheduleFreeAdamW",
     )
     if hasattr(keras.optimizers, name)
 )

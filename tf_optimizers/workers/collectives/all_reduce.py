@@ -59,7 +59,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         # The parent's constructor has no argument for its launchers.
         self._launchers = [
             KeyedLauncher(
-                *(group_key, group_size, collective_keys, device, options),
+                group_key,
+                group_size,
+                collective_keys,
+                device,
+                options,
                 local_replicas=len(devices),
                 ranks=ranks,
                 replica=first_replica + place,
