@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import backend_variable
-from tf_optimizers.codes.entries import Entries
+from tf_optimizers.codes.entries import Entries, join, split
 
 
 class ReplicaGroup:
@@ -330,15 +329,13 @@ def reduce_together(
                 strategy, join, [values[i] for i in group]
             )
         total = strategy.experimental_local_results(reduce(joined))[0]
-        shapes = [local[i][0].shape for i in group]
-        flat = tf.split(total, list(map(math.prod, shapes)))
-        reduced |= zip(group, map(tf.reshape, flat, shapes), strict=True)
+        parts = split(total, [local[i][0] for i in group])
+        reduced |= zip(group, parts, strict=True)
     return [reduced[i] for i in range(len(values))]
 
 
 def _join(dtype: tf.DType, *values: Any) -> tf.Tensor:
-    flat = [tf.reshape(tf.cast(value, dtype), [-1]) for value in values]
-    return tf.concat(flat, 0)
+    return join([tf.cast(value, dtype) for value in values])
 
 
 def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:

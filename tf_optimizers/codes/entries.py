@@ -34,6 +34,18 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
 
 
+def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenate tensors of one dtype and known shapes to a vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def split(vector: tf.Tensor, like: Sequence[Any]) -> list[tf.Tensor]:
+    """Split a vector into tensors with the shapes of those in `like`."""
+    parts = tf.split(vector, [each.shape.num_elements() for each in like])
+    shapes = [each.shape for each in like]
+    return list(map(tf.reshape, parts, shapes))
+
+
 class WordReader:
     """Reads tensors of all replicas, in the order they were written.
 

@@ -24,9 +24,11 @@ import tensorflow as tf
 from tf_optimizers.codes.entries import (
     Entries,
     WordReader,
+    join,
     narrow_indices,
     pack_entries,
     packed_words,
+    split,
     to_words,
     unpack_entries,
 )
@@ -180,11 +182,6 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     return 0 < bytes_sent <= 2 * ROUND_BYTES
 
 
-def join(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Concatenate tensors of one dtype and known shapes to a vector."""
-    return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
-
-
 def sum_replicas(
     words: WordReader, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
@@ -194,11 +191,7 @@ def sum_replicas(
         words: The reader of the messages, positioned at these values.
         values: This replica's values, which determine the dtype and shapes.
     """
-    sizes = [value.shape.num_elements() for value in values]
-    every = words.read(values[0].dtype, [sum(sizes)])
+    size = sum(value.shape.num_elements() for value in values)
+    every = words.read(values[0].dtype, [size])
     # `reduce_sum` adds in an order that depends on the number of cores.
-    total = tf.add_n(tf.unstack(every))
-    return [
-        tf.reshape(flat, value.shape)
-        for flat, value in zip(tf.split(total, sizes), values, strict=True)
-    ]
+    return split(tf.add_n(tf.unstack(every)), values)
