@@ -15,9 +15,9 @@ from tf_optimizers._compat.keras_internals import (
     variable_index,
 )
 from tf_optimizers._compat.shown_averages import show_averages
-from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
+from tf_optimizers.base.precision import store_weights
 from tf_optimizers.checks import (
     Fixed,
     check_boolean,
@@ -289,7 +289,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`, including the inner optimizer's."""
-        self._finish_exchange()
+        self.finish_exchange()
         own = len(super().variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:])
@@ -332,20 +332,29 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         with strategy_of(self).scope():
             average_over_replicas(strategy_of(self), statistics)
             rounds = self._rounds
-            self._finish_exchange()
+            self.finish_exchange()
             if rounds is not None and rounds.taken:
                 rounds.end_early(
                     strategy_of(self).run,
                     lambda choice: self._end_round(rounds, [(choice, None)]),
-                    self._compressor.rows.indices,
+                    self.sparse_gradients,
                 )
 
-    def _finish_exchange(self) -> None:
+    @property
+    def sparse_gradients(self) -> Sequence[int] | None:
+        """The indices of variables with sparse gradients; None if unknown."""
+        return self._compressor.rows.indices
+
+    def expect_sparse_gradients(self, indices: Sequence[int]) -> None:
+        """Treat these variables' gradients as sparse until a step is traced."""
+        self._compressor.rows.expect(indices)
+
+    def finish_exchange(self) -> None:
         """Wait until all entries have arrived; call this between steps."""
         if self._overlapped is not None:
             self._overlapped.finish()
 
-    def _batches_left(self) -> tf.Tensor:
+    def batches_left(self) -> tf.Tensor:
         """Return the number of batches left in the round, an int64 scalar."""
         each = self.gradient_accumulation_steps or 1
         left = tf.constant(1, tf.int64)
@@ -365,13 +374,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state, after all entries have arrived."""
-        self._finish_exchange()
+        self.finish_exchange()
         super().load_own_variables(store)
 
     def _check_name(self, name: str) -> None:
         """Wait for all entries to arrive before a checkpoint is restored."""
         super()._check_name(name)
-        self._finish_exchange()
+        self.finish_exchange()
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -447,7 +456,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 unsent_updates=compressor.unsent_updates,
             )
             self._steps.step(*step)
-            self._store(variables, weights)
+            store_weights(variables, weights)
             due = rounds.due(variables, rounds.count())
             if self._overlapped is not None:
                 self._overlapped.start(due, variables, self.iterations)
@@ -492,7 +501,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             variables = rounds.chosen(choice)
             weights = self._weights(variables)
             moved = rounds.end(weights, choice)
-            self._store(variables, weights)
+            store_weights(variables, weights)
             # Until it is known which gradients are sparse, send all entries.
             self._send_moved(variables, sparsity if is_known else None, moved)
             rounds.constrain(stepped, choice)
@@ -509,13 +518,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         rate = tf.constant(self.outer_learning_rate, tf.float64)
         self._send(variables, sparsity, moved, tf.constant(1.0), rate)
-
-    def _store(
-        self, variables: Sequence[tf.Variable], weights: Sequence[tf.Variable]
-    ) -> None:
-        """Round this replica's master weights into its variables."""
-        for variable, weight in zip(variables, weights, strict=True):
-            self._store_weight(own_component(variable), weight)
 
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor

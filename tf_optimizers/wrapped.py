@@ -240,7 +240,7 @@ def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     if not optimizers or not all(each.built for each in optimizers):
         return None
     return LocalRound(
-        tf.reduce_any([each._batches_left() <= 1 for each in optimizers]),
+        tf.reduce_any([each.batches_left() <= 1 for each in optimizers]),
         max(
             each.sync_every * (each.gradient_accumulation_steps or 1)
             for each in optimizers

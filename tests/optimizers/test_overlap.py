@@ -49,7 +49,7 @@ class Overlapped(Rounds):
         super().__init__(strategy, settings, sync_every=EVERY, overlap=True)
 
     def error(self):
-        self.run.optimizer._finish_exchange()
+        self.run.optimizer.finish_exchange()
         return super().error()
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_lost(ours, cools_down):
         run.step(gradients)
         for total, *own in zip(moved, *gradients, strict=True):
             total += np.sum(own, 0)
-    run.optimizer._finish_exchange()
+    run.optimizer.finish_exchange()
     held = run.memory("residual")
     assert (min(np.abs(parts).max() for parts in held) > 0.1) != cools_down
     run.optimizer.synchronize()

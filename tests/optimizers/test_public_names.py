@@ -21,8 +21,13 @@ OPTIMIZERS = {
     tfo.SparseLoCo: (
         "communication_summary",
         "for_steps",
-        "is_synchronized",
         "synchronize",
+        "is_synchronized",
+        # For callbacks and the strategy.
+        "batches_left",
+        "expect_sparse_gradients",
+        "finish_exchange",
+        "sparse_gradients",
     ),
 }
 

@@ -7,7 +7,11 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import is_overwritten
-from tf_optimizers.base.components import local_component, value_of
+from tf_optimizers.base.components import (
+    local_component,
+    own_component,
+    value_of,
+)
 
 _HALF = ("float16", "bfloat16")
 _FULL = ("float32", "float64")
@@ -102,6 +106,14 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
     """Round `weight` into `variable`, unless they are the same variable."""
     if weight is not variable:
         variable.assign(tf.cast(weight, variable.dtype))
+
+
+def store_weights(
+    variables: Sequence[Any], weights: Sequence[tf.Variable]
+) -> None:
+    """Round this replica's weights into its components of `variables`."""
+    for variable, weight in zip(variables, weights, strict=True):
+        store_weight(own_component(variable), weight)
 
 
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:

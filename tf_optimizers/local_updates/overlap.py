@@ -15,8 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.base.components import own_component
-from tf_optimizers.base.precision import store_weight
+from tf_optimizers.base.precision import store_weights
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.local_updates.rounds import Choice, Rounds, differences
@@ -115,8 +114,7 @@ class OverlappedExchange:
         rounds.begin_from_own_weights(
             weights, choice, moved, compressor.unsent_updates
         )
-        for variable, weight in zip(variables, weights, strict=True):
-            store_weight(own_component(variable), weight)
+        store_weights(variables, weights)
         rounds.constrain(stepped, choice)
 
     def _exchange(self, argument: tf.Tensor) -> None:

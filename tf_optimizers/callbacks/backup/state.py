@@ -68,7 +68,7 @@ class State:
     def settle(self) -> None:
         """Wait until background exchanges have updated their variables."""
         for optimizer in local_steppers(self._model):
-            optimizer._finish_exchange()
+            optimizer.finish_exchange()
 
     def values(self) -> Values:
         """Return the values of this process's copies of all variables."""
@@ -152,17 +152,14 @@ class State:
         There is an entry for each `SparseLoCo` with several local steps. The
         entry is None if no step of the optimizer has been traced.
         """
-        return [
-            optimizer._compressor.rows.indices
-            for optimizer in local_steppers(self._model)
-        ]
+        return [each.sparse_gradients for each in local_steppers(self._model)]
 
     @sparse_gradients.setter
     def sparse_gradients(self, seen: list[Sequence[int] | None]) -> None:
         steppers = local_steppers(self._model)
         for optimizer, indices in zip(steppers, seen, strict=False):
             if indices is not None:
-                optimizer._compressor.rows.expect(indices)
+                optimizer.expect_sparse_gradients(indices)
 
     def describe(self) -> dict[str, Any]:
         """Return a description that must match a backup's description."""
