@@ -11,11 +11,13 @@ import tensorflow as tf
 from local import assert_copies_agree, copies, per_replica
 from one_process import TOLERANCE, assert_trains_alike, run_twice
 
+from tf_optimizers._compat import patches
 from tf_optimizers.workers.data.batch_metadata import (
     CountedSpec,
     Rows,
     with_rows,
 )
+from tf_optimizers.workers.steps.uneven_batches import weight_uneven_batches
 
 RNG = np.random.default_rng(0)
 
@@ -262,22 +264,27 @@ def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
     assert optimizer.variables[-1].path == f"{optimizer.name}/w_velocity"
 
 
+class ScalesLoss(keras.Sequential):
+    """Has a step for dynamic loss scaling; the loss is the mean of outputs."""
+
+    def __init__(self):
+        super().__init__([keras.Input((1,)), keras.layers.Dense(1)])
+
+    def train_step(self, data):
+        x = data[0]
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(self(x))
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        return {"loss": loss}
+
+
 def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     """A replica's gradient alone is larger than its share of the sum."""
 
-    class Step(keras.Sequential):
-        def train_step(self, data):
-            x, _ = data
-            with tf.GradientTape() as tape:
-                loss = keras.ops.mean(self(x))
-                scaled = self.optimizer.scale_loss(loss)
-            weights = self.trainable_weights
-            self.optimizer.apply(tape.gradient(scaled, weights), weights)
-            return {"loss": loss}
-
     def fit():
-        layers = [keras.Input((1,)), keras.layers.Dense(1)]
-        model = Step(layers)
+        model = ScalesLoss()
         model.compile(
             keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(1.0), initial_scale=2.0**127
@@ -291,6 +298,42 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     expected, found = run_twice(ours, fit)
     assert np.abs(expected) > 0.5
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+class Seen(keras.optimizers.SGD):
+    """Records a kernel's gradients on replicas, and their sum."""
+
+    def __init__(self):
+        super().__init__(1.0)
+        self.on_replicas, self.sums = [], []
+
+    def apply(self, grads, trainable_variables=None):
+        self.on_replicas.append(float(tf.squeeze(grads[0])))
+        super().apply(grads, trainable_variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        if len(variable.shape) == 2:
+            self.sums.append(float(tf.squeeze(gradient)))
+        super().update_step(gradient, variable, learning_rate)
+
+
+def test_optimizer_in_loss_scaling_gets_gradients_weighted_once(ours):
+    """The replicas have the rows 1 and 2, and the row 6."""
+    with ours.scope():
+        model, optimizer = ScalesLoss(), Seen()
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(optimizer), run_eagerly=True
+        )
+    x = np.array([[1.0], [2.0], [6.0]], "float32")
+    model.train_on_batch(x, x)
+    assert sorted(optimizer.on_replicas) == [1, 2]
+    assert optimizer.sums == [3, 3]
+
+
+def test_step_hooks_need_their_names(monkeypatch):
+    monkeypatch.setattr(patches, "NAMES", {})
+    with pytest.raises(KeyError, match="scale_loss_for_distribution"):
+        weight_uneven_batches.__wrapped__()
 
 
 OTHER_ROWS = {

@@ -41,8 +41,10 @@ def apply(
 ) -> Any:
     """Multiply gradients by the replica's share, and apply the optimizer.
 
-    A wrapper, such as a `LossScaleOptimizer`, passes the multiplied gradients
-    to its inner optimizer, which does not multiply them again.
+    A wrapper passes the multiplied gradients to its inner optimizers, which do
+    not multiply them again. But a `LossScaleOptimizer` calls its inner
+    optimizer in threads without a share (`agree_on_overflow`), with gradients
+    of a loss that `scale_loss` has multiplied.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)

@@ -51,7 +51,6 @@ def weight_uneven_batches() -> None:
         "nn.scale_regularization_loss": _regularize,
         "BatchNormalization._moments": _moments,
         "Optimizer.apply": step_hooks.apply,
-        "LossScaleOptimizer.apply": step_hooks.apply,
         "MultiOptimizer.apply": step_hooks.apply,
         "Optimizer.scale_loss": step_hooks.scale_loss,
         "LossScaleOptimizer.scale_loss": step_hooks.scale_loss,
@@ -60,7 +59,8 @@ def weight_uneven_batches() -> None:
         "GradientTape.gradient": step_hooks.gradient,
     }
     for key, function in hooks.items():
-        if key in NAMES:  # Keras 3.12 added `MultiOptimizer`.
+        # Keras 3.12 added `MultiOptimizer`.
+        if key in NAMES or key != "MultiOptimizer.apply":
             hook(key, tf.autograph.experimental.do_not_convert(function))
 
 
