@@ -1,4 +1,4 @@
-"""Checks, accumulates, exchanges and clips gradients for any optimizer."""
+"""Checks, accumulates, sums and clips gradients for any optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -55,17 +55,17 @@ class Optimizer(keras.optimizers.Optimizer):
         check ─ `_cast` ─ (Keras: unscale) ─ `_accumulate` ─ `_update`
                                                                 │
               ┌─────────────────────────────────────────────────┘
-              └─ `_exchange` ─ `_step`: `update_step` per variable
+              └─ `_sum_and_clip` ─ `_step`: `update_step` per variable
                  ─ averages ─ (Keras: constrain)
 
-    `_exchange` sums gradients over all replicas, makes the sums dense and clips
-    them, so that N replicas compute the same as one replica on the same global
-    batch. Subclasses override stages, but keep the order:
+    `_sum_and_clip` sums gradients over all replicas, makes the sums dense and
+    clips them, so that N replicas compute the same as one replica on the same
+    global batch. Subclasses override stages, but keep the order:
 
         Lamb, LANS    `update_step`, on a GPU for many variables at a time
         DGCMomentum   `_update`, which clips before it exchanges the largest
                       entries
-        AdamOffload   `_accumulate`, which exchanges gradients first, because
+        AdamOffload   `_accumulate`, which sums gradients first, because
                       one accumulator serves all replicas; `_step`, which clips
                       and steps once, on the host, and sends the changes
 
@@ -237,10 +237,10 @@ class Optimizer(keras.optimizers.Optimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Exchange this replica's gradients, and update the variables."""
-        self._step(self._exchange(gradients, variables), variables)
+        """Sum and clip gradients, and update the variables."""
+        self._step(self._sum_and_clip(gradients, variables), variables)
 
-    def _exchange(
+    def _sum_and_clip(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> list[Gradient]:
         """Sum gradients over replicas, make the sums dense and clip them."""

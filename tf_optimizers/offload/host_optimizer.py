@@ -54,7 +54,7 @@ class HostOptimizer(Optimizer):
     accumulators) is one plain variable per process, on the host. One
     accumulator serves all replicas, so a step has these stages:
 
-        `_cast` ─ (Keras: unscale) ─ `_exchange`
+        `_cast` ─ (Keras: unscale) ─ `_sum`
         ─> host: accumulate ─ clip ─ `update_step`
         ─> every replica's weights ─> host: averages
 
@@ -99,10 +99,10 @@ class HostOptimizer(Optimizer):
             step = self._accumulate_or_step
         call_across_replicas(
             lambda _, gradients: step(gradients, variables),
-            self._exchange(gradients, variables),
+            self._sum(gradients, variables),
         )
 
-    def _exchange(
+    def _sum(
         self, gradients: list[Any], variables: list[tf.Variable]
     ) -> list[Gradient]:
         """Sum the gradients over replicas; do not clip or densify them yet."""

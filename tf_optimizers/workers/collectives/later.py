@@ -189,11 +189,11 @@ class GatherLater:
                 tf.zeros([extended.replicas, *shape], dtype), trainable=False
             )
 
-        def exchange() -> None:
+        def gather() -> None:
             parts = [sent.read_value() for sent in self._sent]
             self._arrived.assign(extended.gather_copies(later.channel, parts))
 
-        run = tf.function(exchange, autograph=False)
+        run = tf.function(gather, autograph=False)
         self._call = later.call(lambda _: run())
 
     def start(self, parts: Sequence[tf.Tensor]) -> None:

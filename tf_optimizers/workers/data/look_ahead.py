@@ -103,7 +103,7 @@ class AheadIterator(DistributedIterator):
         this, following = zip(
             *(tf.unstack(note[0]) for note in notes.values), strict=True
         )
-        known = self._exchange(this, following)
+        known = self._compare_batches(this, following)
         own = tuple(note[1] for note in this)
         batch = with_rows(element, Rows(known[1], own), self.element_spec)
         check = batch_digests.check(known)
@@ -122,7 +122,7 @@ class AheadIterator(DistributedIterator):
             for optional in iterator.get_next_as_optional_list()
         ]
 
-    def _exchange(
+    def _compare_batches(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
     ) -> tf.Tensor:
         """Return this batch's summary, and exchange notes on the next batch.
@@ -219,7 +219,7 @@ class AheadIterator(DistributedIterator):
         )
         missing = current.batches - tf.shape(notes)[0]
 
-        def exchange() -> tf.Tensor:
+        def compare_round() -> tf.Tensor:
             # Pad the notes to the number of batches in a round. The padding
             # stands for batches that no replica has.
             end = tf.pad(following[0][2:3], [[2, SIZE - 3]])
@@ -246,7 +246,7 @@ class AheadIterator(DistributedIterator):
         is_due = current.ends | (missing <= 0) | (own[0] == 0)
         return tf.cond(
             is_due,
-            exchange,
+            compare_round,
             lambda: tf.concat([own, tf.reshape(notes, [-1])], 0),
         )
 

@@ -109,7 +109,7 @@ class Reduction:
         add_to_graphs("reduced_logs", kept)
         _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
 
-        def exchange() -> tf.Tensor:
+        def reduce_now() -> tf.Tensor:
             # Wait for an older exchange, and discard its values.
             taken = [gather.take()] if gather else []
             with tf.control_dependencies(taken):
@@ -123,7 +123,7 @@ class Reduction:
             kept.age.assign_add(1)
             return kept.last.read_value()
 
-        def exchange_later() -> tf.Tensor:
+        def reduce_later() -> tf.Tensor:
             # Each replica sends a 1 after its values. If no values have
             # arrived, `take` returns zeros, and the total of the ones is 0.
             total = tf.reduce_sum(gather.take(), 0)
@@ -141,10 +141,10 @@ class Reduction:
         # also reduced once their age reaches the number of batches in a round.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
-            return tf.cond(current.ends | is_old, exchange, repeat)
+            return tf.cond(current.ends | is_old, reduce_now, repeat)
         one = tf.ones([1], first.dtype)
         return tf.cond(
             is_old,
-            exchange,
-            lambda: tf.cond(current.ends, exchange_later, repeat),
+            reduce_now,
+            lambda: tf.cond(current.ends, reduce_later, repeat),
         )
