@@ -26,7 +26,12 @@ from tf_optimizers.base.components import (
 )
 from tf_optimizers.base.exclusions import ENTRY
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import NAMES, Wrapper, check_new, check_part
+from tf_optimizers.base.inner import (
+    EXCLUDED_NAMES,
+    Wrapper,
+    check_new,
+    check_wrapped,
+)
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_built
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
@@ -192,7 +197,7 @@ class ShardedState(Wrapper):
     ) -> None:
         inner, replicas = self.inner_optimizer, strategy.num_replicas_in_sync
         pieces = assign_owners(variables, replicas, is_elementwise(inner))
-        owned = [(variables[piece.position], piece) for piece in pieces]
+        owned = [(variables[piece.index], piece) for piece in pieces]
         warn_of_uneven(variables, loads_of(owned, replicas))
         devices = replicas_of(strategy).devices
         if isinstance(inner, HostOptimizer):
@@ -272,7 +277,7 @@ class ShardedState(Wrapper):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         config = super().get_config()
-        keys = "name", "inner_optimizer", ENTRY, NAMES
+        keys = "name", "inner_optimizer", ENTRY, EXCLUDED_NAMES
         return {key: config[key] for key in keys if key in config}
 
 
@@ -280,14 +285,14 @@ def _check_inner(value: Any) -> None:
     """Raise unless `value` is a new optimizer that `ShardedState` can wrap."""
     refused = (CompressedOptimizer, ShardedState)
 
-    def check(part: Any) -> None:
+    def check(inner: Any) -> None:
         instead = "keras.optimizers.AdamW(1e-3)"
-        check_part(part, "ShardedState", refused, instead)
-        if is_wrapper(part) or hasattr(part, "optimizers"):
+        check_wrapped(inner, "ShardedState", refused, instead)
+        if is_wrapper(inner) or hasattr(inner, "optimizers"):
             raise ValueError(
                 "`inner_optimizer` must be a single optimizer. Received: "
-                f"`{type(part).__name__}`. Put `ShardedState` around each "
-                f"optimizer inside `{type(part).__name__}`."
+                f"`{type(inner).__name__}`. Put `ShardedState` around each "
+                f"optimizer inside `{type(inner).__name__}`."
             )
 
     check_new(value, check)

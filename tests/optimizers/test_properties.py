@@ -219,7 +219,7 @@ def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
 def test_any_damage_is_noticed(tmp_path, kind, position, bit, cut):
     folder = Folder(tmp_path)
     arrays = {"lasting.0": np.arange(6, dtype="float32")}
-    parts = [folder.write_part(1, 0, arrays)]
+    parts = [folder.write_file(1, 0, arrays)]
     folder.commit(1, {"epoch": 3, "parts": parts})
     name = {"json": "00000001.json", "npz": "00000001.worker-0.npz"}[kind]
     data = bytearray((tmp_path / name).read_bytes())
@@ -231,4 +231,4 @@ def test_any_damage_is_noticed(tmp_path, kind, position, bit, cut):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DamagedError):
         content = folder.content(1)
-        folder.check_part(1, 0, content["parts"][0])
+        folder.check_file(1, 0, content["parts"][0])

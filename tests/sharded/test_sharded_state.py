@@ -391,10 +391,10 @@ def bert_base():
 def test_four_workers_own_a_quarter_of_bert_each(may_split):
     variables = bert_base()
     pieces = assign_owners(variables, 4, may_split)
-    loads = loads_of([(variables[p.position], p) for p in pieces], 4)
+    loads = loads_of([(variables[p.index], p) for p in pieces], 4)
     assert max(loads) <= 0.255 * sum(map(bytes_of, variables))
     for i, variable in enumerate(variables):
-        own = [p for p in pieces if p.position == i]
+        own = [p for p in pieces if p.index == i]
         assert sum(bytes_of(variable, p) for p in own) == bytes_of(variable)
         assert len({p.owner for p in own}) == len(own)
 

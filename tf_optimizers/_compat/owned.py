@@ -13,7 +13,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 
 # An index that selects some rows of a tensor, or the whole tensor.
-Rows: TypeAlias = slice | EllipsisType
+RowRange: TypeAlias = slice | EllipsisType
 
 
 # The base class sums or averages the components when the variable is read. It
@@ -86,7 +86,7 @@ class _Component(LazyZeros):
 def owned_variable(
     strategy: tf.distribute.Strategy,
     devices: Sequence[str],
-    rows: Sequence[Rows | None],
+    rows: Sequence[RowRange | None],
     value: tf.Tensor,
     name: str,
 ) -> OwnedVariable:

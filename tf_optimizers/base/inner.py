@@ -25,7 +25,7 @@ from tf_optimizers.wrapped import wrapped_optimizers
 
 # The key in a config for the patterns that `exclude_from_weight_decay()` has
 # made from `var_names`.
-NAMES = "excluded_names"
+EXCLUDED_NAMES = "excluded_names"
 
 
 def _of_inner(name: str) -> property:
@@ -94,13 +94,13 @@ class Wrapper(Optimizer):
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if chosen:
-            for part in wrapped_optimizers(self.inner_optimizer):
-                _exclude_from(part, chosen)
+            for each in wrapped_optimizers(self.inner_optimizer):
+                _exclude_from(each, chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
         """Move this and all wrapped optimizers into the variables' strategy."""
-        for part in wrapped_optimizers(self):
-            adopt(part, variables)
+        for each in wrapped_optimizers(self):
+            adopt(each, variables)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -108,7 +108,7 @@ class Wrapper(Optimizer):
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")
         if names:
-            excluded[NAMES] = names
+            excluded[EXCLUDED_NAMES] = names
         return super().get_config() | {"inner_optimizer": inner} | excluded
 
     @classmethod
@@ -117,7 +117,7 @@ class Wrapper(Optimizer):
     ) -> "Wrapper":
         """Create an optimizer from its config."""
         config = dict(config)
-        exclusions = check_exclusions(config.pop(NAMES, None), config)
+        exclusions = check_exclusions(config.pop(EXCLUDED_NAMES, None), config)
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
@@ -126,22 +126,22 @@ class Wrapper(Optimizer):
         return optimizer
 
 
-def _exclude_from(part: Any, variables: Sequence[Any]) -> None:
+def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from an optimizer's weight decay, even if it is built.
 
     Variables that the optimizer does not update are ignored.
     """
-    if not part.built or not isinstance(part, Optimizer):
-        part.exclude_from_weight_decay(variables)
+    if not inner.built or not isinstance(inner, Optimizer):
+        inner.exclude_from_weight_decay(variables)
         return
-    keys = {variable_key(part, variable) for variable in variables}
+    keys = {variable_key(inner, variable) for variable in variables}
     chosen = {
         i
-        for i, variable in enumerate(built_variables(part))
-        if variable_key(part, variable) in keys
+        for i, variable in enumerate(built_variables(inner))
+        if variable_key(inner, variable) in keys
     }
-    part._excluded = dataclasses.replace(
-        part._excluded, chosen=part._excluded.chosen | chosen
+    inner._excluded = dataclasses.replace(
+        inner._excluded, chosen=inner._excluded.chosen | chosen
     )
 
 
@@ -156,8 +156,8 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
             "`keras.optimizers.AdamW(1e-3)`. Received: "
             f"inner_optimizer={value!r}."
         )
-    for part in wrapped_optimizers(value):
-        check(part)
+    for each in wrapped_optimizers(value):
+        check(each)
     if value.built:
         name = type(value).__name__
         raise ValueError(
@@ -166,25 +166,25 @@ def check_new(value: Any, check: Callable[[Any], None]) -> None:
         )
 
 
-def check_part(
-    part: Any, outer: str, refused: tuple[type, ...], instead: str
+def check_wrapped(
+    inner: Any, outer: str, refused: tuple[type, ...], instead: str
 ) -> None:
     """Raise if an inner optimizer scales the loss or exchanges gradients.
 
     Args:
-        part: The inner optimizer, or an optimizer that it wraps.
+        inner: The inner optimizer, or an optimizer that it wraps.
         outer: The name of the outer optimizer's class, for the error.
         refused: Classes of optimizers that exchange gradients themselves.
         instead: The optimizer that the error suggests.
     """
-    name = type(part).__name__
-    if isinstance(part, keras.optimizers.LossScaleOptimizer):
+    name = type(inner).__name__
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "`inner_optimizer` must not scale the loss. Received: "
             f"`LossScaleOptimizer`. Wrap `{outer}` instead: "
             f"`LossScaleOptimizer({outer}(...))`."
         )
-    if isinstance(part, refused):
+    if isinstance(inner, refused):
         raise ValueError(
             "`inner_optimizer` must leave the exchange of gradients to "
             f"`{outer}`. Received: `{name}`, which exchanges gradients itself. "
@@ -241,11 +241,11 @@ class InnerSteps:
         ]
         seen = self._outside_strategy(moved, weights)
         with seen, replaced([*unconstrained(shown), *settings]):
-            for part in _single_optimizers(self._optimizer):
-                known = set(map(id, built_variables(part)))
+            for each in _single_optimizers(self._optimizer):
+                known = set(map(id, built_variables(each)))
                 own = [i for i, v in enumerate(moved) if id(v) in known]
                 if own:
-                    part.apply(
+                    each.apply(
                         [gradients[i] for i in own], [shown[i] for i in own]
                     )
 
@@ -254,18 +254,19 @@ class InnerSteps:
         self, variables: Sequence[Any], weights: Sequence[tf.Variable]
     ) -> Iterator[None]:
         """Hide the strategy and the other replicas from the optimizer."""
-        parts = wrapped_optimizers(self._optimizer)
+        optimizers = wrapped_optimizers(self._optimizer)
         state = [
             (variable, own_rows(own_component(variable)))
-            for part in parts
-            for variable in part.variables
+            for each in optimizers
+            for variable in each.variables
         ]
         moved = [
             (variable, weight)
             for variable, weight in zip(variables, weights, strict=True)
             if isinstance(variable, keras.Variable)
         ]
-        with replaced(self._names), outside_strategy(parts, [*state, *moved]):
+        changed = [*state, *moved]
+        with replaced(self._names), outside_strategy(optimizers, changed):
             yield
 
 

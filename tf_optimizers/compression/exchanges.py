@@ -99,7 +99,7 @@ _LEAST_SAVING = 2
 # The fixed cost of a message to one replica, as a number of bytes. A message
 # takes at least 2.5 ms (measured), in which 100 Mbit/s carry 32 KiB.
 # `ROUND_BYTES` in message.py, the cost of a whole round, is four times as high.
-_MESSAGE_BYTES = 1 << 15
+_MESSAGE_COST = 1 << 15
 
 
 def choose_exchange(
@@ -131,7 +131,7 @@ def choose_exchange(
     if kind == "gathered" or not wire.is_packed or not sizes:
         return gathered
     sharded = ShardedExchange(wire, sizes, counts)
-    by_shards = _LEAST_SAVING * (sharded.peer_bytes + 2 * _MESSAGE_BYTES)
-    if kind == "sharded" or gathered.peer_bytes + _MESSAGE_BYTES > by_shards:
+    by_shards = _LEAST_SAVING * (sharded.peer_bytes + 2 * _MESSAGE_COST)
+    if kind == "sharded" or gathered.peer_bytes + _MESSAGE_COST > by_shards:
         return sharded
     return gathered

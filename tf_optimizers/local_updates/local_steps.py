@@ -28,8 +28,8 @@ class LocalSteps(InnerSteps):
         """Create the optimizer's state on every replica."""
         with replaced(self._names), _own_state():
             self._optimizer.build(self._variables)
-        parts = wrapped_optimizers(self._optimizer)
-        for variable in distinct(v for part in parts for v in part.variables):
+        optimizers = wrapped_optimizers(self._optimizer)
+        for variable in distinct(v for o in optimizers for v in o.variables):
             # `build` may have assigned only the first replica's component.
             first, *others = strategy.experimental_local_results(variable.value)
             for other in others:

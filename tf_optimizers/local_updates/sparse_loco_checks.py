@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import strategy_of
 from tf_optimizers.base.components import backend_variable
-from tf_optimizers.base.inner import check_new, check_part
+from tf_optimizers.base.inner import check_new, check_wrapped
 from tf_optimizers.base.precision import is_half
 from tf_optimizers.checks import check_unsupported
 from tf_optimizers.offload.host_optimizer import HostOptimizer
@@ -51,14 +51,14 @@ def check_inner(value: Any, refused: tuple[type, ...]) -> None:
         value: The user's argument.
         refused: Classes of optimizers that exchange gradients themselves.
     """
-    check_new(value, lambda part: _check_part(part, refused))
+    check_new(value, lambda inner: _check_wrapped(inner, refused))
 
 
-def _check_part(part: Any, refused: tuple[type, ...]) -> None:
-    name = type(part).__name__
+def _check_wrapped(inner: Any, refused: tuple[type, ...]) -> None:
+    name = type(inner).__name__
     instead = "keras.optimizers.SGD(learning_rate, momentum=0.9)"
-    check_part(part, "SparseLoCo", refused, instead)
-    if isinstance(part, _ABSOLUTE):
+    check_wrapped(inner, "SparseLoCo", refused, instead)
+    if isinstance(inner, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must update the current weights. Received: "
             f"`{name}`, which computes the weights from its own state alone, "
@@ -66,7 +66,7 @@ def _check_part(part: Any, refused: tuple[type, ...]) -> None:
             "optimizer, such as `keras.optimizers.AdamW`."
         )
     for argument in _OUTER_ARGUMENTS:
-        given = getattr(part, argument, None)
+        given = getattr(inner, argument, None)
         if given:
             raise ValueError(
                 f"`inner_optimizer` must not set `{argument}`. Received: "
@@ -91,16 +91,16 @@ def check_strategy(
     if variables:
         first = backend_variable(variables[0])
         count = len(strategy.experimental_local_results(first))
-    for part in wrapped_optimizers(optimizer):
-        _check_part(part, refused)
-        name = type(part).__name__
-        if strategy_of(part) is not strategy:
+    for inner in wrapped_optimizers(optimizer):
+        _check_wrapped(inner, refused)
+        name, found = type(inner).__name__, strategy_of(inner)
+        if found is not strategy:
             raise ValueError(
                 "`inner_optimizer` must be created under the strategy of "
-                f"`SparseLoCo`. Received: `{name}`, created under "
-                f"{strategy_of(part)}. Create both in `with strategy.scope():`."
+                f"`SparseLoCo`. Received: `{name}`, created under {found}. "
+                "Create both in `with strategy.scope():`."
             )
-        if isinstance(part, HostOptimizer) and count > 1:
+        if isinstance(inner, HostOptimizer) and count > 1:
             raise ValueError(
                 f"`{name}` inside `SparseLoCo` must run with one replica per "
                 f"process. Received: a process with {count} replicas. Run one "

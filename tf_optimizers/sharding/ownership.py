@@ -1,14 +1,15 @@
 """Chooses the replica that owns each variable, or each range of its rows."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.owned import Rows
+from tf_optimizers._compat.owned import RowRange
 
 # A replica's load is the number of bytes that it owns. A load of more than this
 # factor times the mean load causes a warning. If all variables can be split,
@@ -36,10 +37,11 @@ _ELEMENTWISE = tuple(
 )
 
 
-class Piece(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Piece:
     """A variable or some of its rows, and the replica that owns this piece."""
 
-    position: int  # The variable's index.
+    index: int  # The variable's index.
     owner: int  # The replica's rank.
     ends: tuple[int, int] | None = None  # The range of rows; None for all.
 
@@ -49,7 +51,7 @@ class Piece(NamedTuple):
         return self.ends is None
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowRange:
         """The index that selects the piece's rows in the variable."""
         return ... if self.ends is None else slice(*self.ends)
 
@@ -89,7 +91,7 @@ def assign_owners(
                 piece = Piece(i, owner, (start, end))
             pieces.append(piece)
             loads[owner] += bytes_of(variables[i], piece)
-    return sorted(pieces, key=lambda piece: (piece.position, piece.ends or ()))
+    return sorted(pieces, key=lambda piece: (piece.index, piece.ends or ()))
 
 
 def loads_of(owned: Iterable[tuple[Any, Piece]], replicas: int) -> list[int]:

@@ -36,7 +36,7 @@ class OwnedSum(NamedTuple):
     """A gradient's sum over replicas, for a piece that this replica owns."""
 
     piece: Piece
-    group: int  # The index of the gradient.
+    gradient: int  # The index of the gradient.
     total: tf.Tensor
 
 
@@ -64,9 +64,9 @@ class ShardedSteps:
         self._pieces = pieces
         self._pieces_of: dict[int, list[Piece]] = {}
         for piece in pieces:
-            self._pieces_of.setdefault(piece.position, []).append(piece)
+            self._pieces_of.setdefault(piece.index, []).append(piece)
         self._replicated = slots.replicated
-        # The positions of the variables in the step that was traced last.
+        # The indices of the variables in the step that was traced last.
         self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
@@ -76,7 +76,7 @@ class ShardedSteps:
         first = self._group.worker * len(devices)
         self._copies = {
             piece: Copy(
-                variable=self._variables[piece.position],
+                variable=self._variables[piece.index],
                 ends=piece.ends,
                 device=devices[piece.owner - first],
             )
@@ -85,32 +85,32 @@ class ShardedSteps:
         }
 
     def update(
-        self, gradients: Sequence[tf.Tensor], positions: Sequence[int]
+        self, gradients: Sequence[tf.Tensor], indices: Sequence[int]
     ) -> None:
         """Update the variables on all replicas.
 
         Args:
             gradients: This replica's gradients, dense.
-            positions: The position of each gradient's variable. A variable may
+            indices: The index of each gradient's variable. A variable may
                 have several gradients.
         """
         inner, rank = self._optimizer, self._group.rank
         updates = micro_steps(inner) // (inner.gradient_accumulation_steps or 1)
         sent = [
-            (group, piece)
-            for group, position in enumerate(positions)
-            for piece in self._pieces_of[position]
+            (i, piece)
+            for i, index in enumerate(indices)
+            for piece in self._pieces_of[index]
         ]
         sums = self._group.sum_at_owners(
-            [_rows_of(gradients[group], piece) for group, piece in sent],
+            [_rows_of(gradients[i], piece) for i, piece in sent],
             [piece.owner for _, piece in sent],
         )
         # An average changes even if its variable has no gradient.
-        moved = self._stepped = set(positions)
+        moved = self._stepped = set(indices)
         pieces = [
             piece
             for piece in self._pieces
-            if inner.use_ema or piece.position in moved
+            if inner.use_ema or piece.index in moved
         ]
         weights = {
             piece: self._weight(piece)
@@ -118,18 +118,18 @@ class ShardedSteps:
             if piece.owner == rank
         }
         owned = [
-            OwnedSum(piece, group, total)
-            for (group, piece), total in zip(sent, sums, strict=True)
+            OwnedSum(piece, i, total)
+            for (i, piece), total in zip(sent, sums, strict=True)
             if piece.owner == rank
         ]
-        self._step(owned, weights, len(positions), updates)
+        self._step(owned, weights, len(indices), updates)
         if inner.use_ema:
             self._average(weights, updates)
-        self._broadcast(pieces, weights, positions[0])
+        self._broadcast(pieces, weights, indices[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
         """Return the variable to update: the weight, or a copy of its rows."""
-        weight = own_component(self._variables[piece.position])
+        weight = own_component(self._variables[piece.index])
         if piece.is_whole:
             return weight
         copy = self._copies[piece]
@@ -166,7 +166,7 @@ class ShardedSteps:
         self._steps.step_on_replica(
             [each.total for each in owned],
             [weights[each.piece] for each in owned],
-            [each.piece.position for each in owned],
+            [each.piece.index for each in owned],
             settings,
         )
 
@@ -199,7 +199,7 @@ class ShardedSteps:
         """
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
-        groups = [0 if is_global else each.group for each in owned]
+        groups = [0 if is_global else each.gradient for each in owned]
         norms = tf.sqrt(
             _total_squares([each.total for each in owned], groups, count)
         )
@@ -222,8 +222,8 @@ class ShardedSteps:
         inner = self._optimizer
         frequency = inner.ema_overwrite_frequency
         for piece, weight in weights.items():
-            mean = _own(self._averages[piece.position])
-            master = master_weight(inner, piece.position)
+            mean = _own(self._averages[piece.index])
+            master = master_weight(inner, piece.index)
             new = weight.read_value()
             if master is not None:
                 master = _own(master)
@@ -248,11 +248,11 @@ class ShardedSteps:
         if not int(micro_steps(inner)):
             return  # There are no averages yet.
         listed = {variable_key(inner, variable) for variable in variables}
-        for position, shown in enumerate(built_variables(inner)):
-            is_frozen = position in self._stepped and not shown.trainable
+        for index, shown in enumerate(built_variables(inner)):
+            is_frozen = index in self._stepped and not shown.trainable
             if is_frozen or variable_key(inner, shown) in listed:
-                variable = self._variables[position]
-                value = self._averages[position].numpy()
+                variable = self._variables[index]
+                value = self._averages[index].numpy()
                 variable.assign(tf.cast(value, variable.dtype))
 
     def _broadcast(
@@ -266,7 +266,7 @@ class ShardedSteps:
         Args:
             pieces: The pieces to send.
             weights: The weights that this replica has updated.
-            stepped: The position of any variable that the step has updated. The
+            stepped: The index of any variable that the step has updated. The
                 variable's first owner sends state that belongs to no variable.
         """
         whole = [own_component(variable) for variable in self._variables]
@@ -274,7 +274,7 @@ class ShardedSteps:
         values = [
             weights[piece].read_value()
             if piece in weights
-            else _rows_of(whole[piece.position].read_value(), piece)
+            else _rows_of(whole[piece.index].read_value(), piece)
             for piece in pieces
         ]
         values += [variable.read_value() for variable in state]
@@ -282,8 +282,8 @@ class ShardedSteps:
         # All owners of a variable's rows have changed its replicated state in
         # the same way, so it is enough that the first owner sends it.
         owners += [
-            self._pieces_of[stepped if position is None else position][0].owner
-            for _, position in self._replicated
+            self._pieces_of[stepped if index is None else index][0].owner
+            for _, index in self._replicated
         ]
         news = self._group.gather_from_owners(values, owners)
         parts: dict[int, list[tf.Tensor]] = {}
@@ -291,9 +291,9 @@ class ShardedSteps:
             # The owner of a whole weight already has the new value, but an
             # owner of rows has updated only a copy.
             if piece not in weights or not piece.is_whole:
-                parts.setdefault(piece.position, []).append(new)
-        for position, rows in parts.items():
-            whole[position].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
+                parts.setdefault(piece.index, []).append(new)
+        for index, rows in parts.items():
+            whole[index].assign(tf.concat(rows, 0) if rows[1:] else rows[0])
         for variable, new in zip(state, news[len(pieces) :], strict=True):
             variable.assign(new)
         for piece in weights:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import variable_key
-from tf_optimizers._compat.owned import OwnedVariable, Rows, owned_variable
+from tf_optimizers._compat.owned import OwnedVariable, RowRange, owned_variable
 from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import creator_scope
 from tf_optimizers.replicas import replicas_of
@@ -38,7 +38,7 @@ class Slots:
     Attributes:
         owned: Pairs of a state variable and the piece of a model's variable
             that the state belongs to.
-        replicated: Pairs of a state variable and the position of the model's
+        replicated: Pairs of a state variable and the index of the model's
             variable that the state belongs to, or None if it belongs to no
             variable.
     """
@@ -56,7 +56,7 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        # The position of a loop's current variable, and the position of the
+        # The index of a loop's current variable, and the index of the
         # variable that `add_variable_from_reference` refers to.
         self._looped: int | None = None
         self._referred: int | None = None
@@ -67,16 +67,16 @@ class Slots:
 
         Yields the variables to pass to the optimizer's `build`.
         """
-        positions = {
-            variable_key(optimizer, variable): position
-            for position, variable in enumerate(self._variables)
+        indices = {
+            variable_key(optimizer, variable): index
+            for index, variable in enumerate(self._variables)
         }
         add = getattr(optimizer, _ADD)
 
         def add_from(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
             outer = self._referred
             key = variable_key(optimizer, reference_variable)
-            self._referred = positions.get(key, outer)
+            self._referred = indices.get(key, outer)
             try:
                 return add(reference_variable, *args, **kwargs)
             finally:
@@ -88,8 +88,8 @@ class Slots:
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self._variables, self._note)
 
-    def _note(self, position: int | None) -> None:
-        self._looped = position
+    def _note(self, index: int | None) -> None:
+        self._looped = index
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         name = kwargs.get("name") or "slot"
@@ -99,18 +99,18 @@ class Slots:
         value = initial() if callable(initial) else initial
         value = tf.convert_to_tensor(value, kwargs["dtype"])
         _check_dtype(name, value.dtype)
-        position = self._looped if self._referred is None else self._referred
-        if position is None:
+        index = self._looped if self._referred is None else self._referred
+        if index is None:
             self._check_shape(name, value.shape)
-        pieces = [p for p in self._pieces if p.position == position]
+        pieces = [p for p in self._pieces if p.index == index]
         are_whole = all(piece.is_whole for piece in pieces)
-        if position is None or not (
-            are_whole or value.shape == self._variables[position].shape
+        if index is None or not (
+            are_whole or value.shape == self._variables[index].shape
         ):
             variable = next_creator(**kwargs)
-            self.replicated.append((variable, position))
+            self.replicated.append((variable, index))
             return variable
-        held: list[Rows | None] = [None] * len(self._devices)
+        held: list[RowRange | None] = [None] * len(self._devices)
         first = replicas_of(self._strategy).worker * len(held)
         for piece in pieces:
             if 0 <= piece.owner - first < len(held):
@@ -145,7 +145,7 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
 
 
 class _Watched(list):
-    """A list that reports the current position of a loop over the list."""
+    """A list that reports the current index of a loop over the list."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ class _Watched(list):
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for position, element in enumerate(super().__iter__()):
-                self._note(position)
+            for index, element in enumerate(super().__iter__()):
+                self._note(index)
                 yield element
         finally:
             self._note(None)

@@ -8,7 +8,7 @@ one row per owner, and all rows are padded to the longest row:
     replica 1   [a b | c .]                   1: sums of c .
 
 After the step, each owner sends a row of new weights to all replicas. A message
-has one dtype, and at most `MESSAGE_BYTES` bytes.
+has one dtype, and at most `LARGEST_MESSAGE` bytes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from tf_optimizers.workers.collectives.later import Call
 # The largest size of a message. Larger messages would be slower, since the
 # operating system clears their memory each time. Smaller messages would take
 # more round trips.
-MESSAGE_BYTES = 1 << 24
+LARGEST_MESSAGE = 1 << 24
 
 
 class WorkerReplicas(ReplicaGroup):
@@ -243,7 +243,7 @@ def messages(
     """Return the messages that carry values to or from their owners."""
     found = []
     for dtype in dict.fromkeys(value.dtype for value in values):
-        most = MESSAGE_BYTES // (replicas * dtype.size)
+        most = LARGEST_MESSAGE // (replicas * dtype.size)
         owned: list[list[tuple[int, int]]] = [[] for _ in range(replicas)]
         for i, value in enumerate(values):
             if value.dtype == dtype:

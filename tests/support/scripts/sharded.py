@@ -22,7 +22,7 @@ import tf_optimizers as tfo
 from tf_optimizers.workers import worker_replicas
 
 # Split even the variables of these small models, and send several messages.
-worker_replicas.MESSAGE_BYTES = 256
+worker_replicas.LARGEST_MESSAGE = 256
 
 X = np.random.default_rng(0).random((16, 6)).astype("float32")
 Y = X[:, :3]

@@ -9,10 +9,10 @@ import pytest
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.agreement import watchdog
 from tf_optimizers.workers.agreement.watchdog import Watchdog
-from tf_optimizers.workers.collectives.progress import group_of
+from tf_optimizers.workers.collectives.progress import kind_number
 
-SUM = group_of("CollectiveReduceV2", "float32")
-GATHER = group_of("CollectiveGatherV2", "int32")
+SUM = kind_number("CollectiveReduceV2", "float32")
+GATHER = kind_number("CollectiveGatherV2", "int32")
 
 
 class Worker:

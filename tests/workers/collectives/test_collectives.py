@@ -22,11 +22,11 @@ from tf_optimizers.workers.collectives.launcher import (
     ranks_in,
 )
 from tf_optimizers.workers.collectives.progress import (
-    _KINDS,
+    _OPERATIONS,
     DTYPES,
     describe,
-    group_of,
     instance_key,
+    kind_number,
 )
 from tf_optimizers.workers.extended import SparseExtended
 
@@ -130,11 +130,11 @@ def test_private_names_are_not_tensorflow_s(ours):
 def test_numbers_of_different_collectives_differ():
     sizes = [1, 2, 5, 1000, 2**25, 2**26 - 1, *(i << 26 for i in range(1, 30))]
     numbers = [
-        instance_key(group_of(kind, dtype), size)
-        for kind, dtype, size in itertools.product(_KINDS, DTYPES, sizes)
+        instance_key(kind_number(kind, dtype), size)
+        for kind, dtype, size in itertools.product(_OPERATIONS, DTYPES, sizes)
     ]
     numbers += [
-        instance_key(group_of("CollectiveGatherV2", tf.int32), size, layout)
+        instance_key(kind_number("CollectiveGatherV2", tf.int32), size, layout)
         for size, layout in itertools.product(
             sizes[:6], [1, 2**32, 3_141_592_653]
         )
@@ -147,12 +147,12 @@ def test_numbers_of_different_collectives_differ():
 @pytest.mark.parametrize("size", [1, 2**26 + 3, 2**33 + 5])
 def test_number_is_the_same_whether_the_size_is_known_or_not(size):
     """One worker may have traced for one shape; another, for any."""
-    for kind, dtype in itertools.product(_KINDS, DTYPES):
+    for kind, dtype in itertools.product(_OPERATIONS, DTYPES):
         number = instance_key(
-            group_of(kind, dtype), tf.constant(size, tf.int64)
+            kind_number(kind, dtype), tf.constant(size, tf.int64)
         )
         assert number.dtype == tf.int32
-        assert number == instance_key(group_of(kind, dtype), size)
+        assert number == instance_key(kind_number(kind, dtype), size)
     number = instance_key(1, tf.constant(size, tf.int64), 2**32)
     assert number == instance_key(1, size, 2**32)
 
@@ -293,6 +293,6 @@ def test_two_levels_exchange_the_same(tmp_path, workers, steps):
 
 
 def test_collectives_are_described():
-    group = group_of("CollectiveGatherV2", tf.int64)
-    assert describe(group, 7) == "CollectiveGatherV2 of 7 int64"
+    kind = kind_number("CollectiveGatherV2", tf.int64)
+    assert describe(kind, 7) == "CollectiveGatherV2 of 7 int64"
     assert describe(21, 1) == "CollectiveAllToAllV2 of 1 another dtype"

@@ -14,7 +14,7 @@ from one_process import TOLERANCE, assert_trains_alike, run_twice
 from tf_optimizers._compat import patches
 from tf_optimizers.workers.data.batch_metadata import (
     CountedSpec,
-    Rows,
+    RowCounts,
     with_rows,
 )
 from tf_optimizers.workers.steps.uneven_batches import weight_uneven_batches
@@ -378,7 +378,7 @@ def counted(strategy, batch, other=None):
     parts = tuple(map(parts, batch, others))
     kinds = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in batch]
     spec = tuple(CountedSpec(kind, kind) for kind in kinds)
-    return with_rows(parts, Rows(rows, (rows, tf.constant(0))), spec)
+    return with_rows(parts, RowCounts(rows, (rows, tf.constant(0))), spec)
 
 
 def make_telling(reduction, *, synchronized):

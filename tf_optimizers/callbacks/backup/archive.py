@@ -93,8 +93,8 @@ class Archive:
                 "has made a backup since this run began. Give each run its own "
                 "folder."
             )
-        parts = self._together(
-            lambda: self._folder.write_part(
+        digests = self._together(
+            lambda: self._folder.write_file(
                 generation, self._group.worker, self._own(values, identical)
             )
         )
@@ -102,7 +102,7 @@ class Archive:
             **position,
             "replicas": self._group.count,
             "alike": sorted(identical),
-            "parts": parts,
+            "parts": digests,
             "seeds": [seed for *_, seed in received],
             "sparse_gradients": self._state.sparse_gradients,
             **self._state.describe(),
@@ -158,7 +158,7 @@ class Archive:
                     self._state.is_summed(variable),
                     reader.is_identical(section, i),
                     functools.partial(reader.read, section, i),
-                    reader.layout,
+                    reader.replica_counts,
                     (count, local),
                     range(first, first + local),
                     self._state.is_owned(variable),
@@ -242,9 +242,10 @@ class Archive:
 
         The workers divide the files, so that each file is checked once.
         """
-        parts = self._folder.content(generation)["parts"]
-        for part in range(self._group.worker, len(parts), self._group.workers):
-            self._folder.check_part(generation, part, parts[part])
+        digests = self._folder.content(generation)["parts"]
+        own = range(self._group.worker, len(digests), self._group.workers)
+        for worker in own:
+            self._folder.check_file(generation, worker, digests[worker])
 
     def _together(self, action: Callable[[], Any]) -> list[Any]:
         """Run `action` on all workers; return their results.

@@ -64,11 +64,11 @@ class Folder:
         """Return a number above the numbers of all backups."""
         return max(self._all(), default=0) + 1
 
-    def write_part(
+    def write_file(
         self, generation: int, worker: int, arrays: dict[str, np.ndarray]
     ) -> str:
         """Write one worker's arrays; return their digest."""
-        path = self._part(generation, worker)
+        path = self._file_of(generation, worker)
         raw: dict[str, Any] = {}
         for name, array in arrays.items():
             raw |= _without_zeros(name, array)
@@ -107,9 +107,9 @@ class Folder:
             )
         return content
 
-    def check_part(self, generation: int, worker: int, expected: str) -> None:
+    def check_file(self, generation: int, worker: int, expected: str) -> None:
         """Raise if a worker's file is missing, or does not have this digest."""
-        path = self._part(generation, worker)
+        path = self._file_of(generation, worker)
         try:
             found = digest(path)
         except FileNotFoundError as error:
@@ -117,9 +117,9 @@ class Folder:
         if found != expected:
             raise DamagedError(f"{path.name} does not match its checksum")
 
-    def open_part(self, generation: int, worker: int) -> Any:
+    def open_file(self, generation: int, worker: int) -> Any:
         """Open a worker's file; its items are arrays by name, as bytes."""
-        return np.load(self._part(generation, worker), allow_pickle=False)
+        return np.load(self._file_of(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's backups except for `generations`.
@@ -128,7 +128,7 @@ class Folder:
         """
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all
-        # parts.
+        # workers' files.
         for path in sorted(self._files(), key=lambda path: path.suffix):
             match = _FILE_NAME.fullmatch(path.name)
             if match and (match[3] or int(match[1]) not in kept):
@@ -173,7 +173,7 @@ class Folder:
         except (OSError, DamagedError):
             return self.name  # Otherwise, no run would report the damage.
 
-    def _part(self, generation: int, worker: int) -> Path:
+    def _file_of(self, generation: int, worker: int) -> Path:
         return self.path / f"{generation:08}.worker-{worker}.npz"
 
     def _files(self) -> list[Path]:
@@ -237,12 +237,12 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def with_zeros(part: Any, name: str, dtype: Any, shape: list[int]) -> Any:
+def with_zeros(file: Any, name: str, dtype: Any, shape: list[int]) -> Any:
     """Return an array from a worker's file, with its rows of zeros."""
-    kept = part[name].view(dtype)
-    if f"{name}{_ROWS_SUFFIX}" not in part:
+    kept = file[name].view(dtype)
+    if f"{name}{_ROWS_SUFFIX}" not in file:
         return kept.reshape(shape)
-    first, end = part[f"{name}{_ROWS_SUFFIX}"]
+    first, end = file[f"{name}{_ROWS_SUFFIX}"]
     array = np.zeros(shape, dtype)
     array[first:end] = kept.reshape([end - first, *shape[1:]])
     return array

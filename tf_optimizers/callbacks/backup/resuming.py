@@ -23,8 +23,8 @@ class BackupReader:
         files: A stack that closes the files of the backup.
 
     Attributes:
-        layout: The number of workers that wrote the backup, and the number of
-            replicas on each of these workers.
+        replica_counts: The number of workers that wrote the backup, and the
+            number of replicas on each of these workers.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class BackupReader:
         self._content = content
         self._identical = set(content["alike"])
         workers = len(content["parts"])
-        self.layout = (workers, content["replicas"] // workers)
+        self.replica_counts = (workers, content["replicas"] // workers)
         self._open = functools.cache(
             lambda worker: files.enter_context(
-                folder.open_part(content["generation"], worker)
+                folder.open_file(content["generation"], worker)
             )
         )
 
@@ -49,7 +49,7 @@ class BackupReader:
         dtype, shape, *_ = self._content["sections"][section][number]
         name, worker = f"{section}.{number}", 0
         if not self.is_identical(section, number):
-            worker, local_rank = divmod(replica, self.layout[1])
+            worker, local_rank = divmod(replica, self.replica_counts[1])
             name = f"{name}.{local_rank}"
         dtype = tf.as_dtype(dtype).as_numpy_dtype
         return with_zeros(self._open(worker), name, dtype, shape)

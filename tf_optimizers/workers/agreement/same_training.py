@@ -43,14 +43,14 @@ def check_same_optimizer(
     Otherwise workers would wait for each other forever in the first step, or
     train different weights. For example, a worker may have found no checkpoint.
     """
-    parts = wrapped_optimizers(optimizer)
+    optimizers = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
         # `ShardedState` itself counts no steps, but its inner optimizer does.
-        step = max(int(micro_steps(part)) for part in parts)
+        step = max(int(micro_steps(each)) for each in optimizers)
         weights = {}
         # In a round of local steps, weights differ intentionally.
-        if all(getattr(part, "is_synchronized", True) for part in parts):
+        if all(getattr(each, "is_synchronized", True) for each in optimizers):
             weights = {
                 f"weight {i}": _digests_of(strategy, variable)
                 for i, variable in enumerate(variables)
@@ -165,9 +165,9 @@ def statement_of(
 def _rates_of(model: keras.Model) -> dict[str, str | int]:
     """Return the rates and step counts of all optimizers except wrappers."""
     found: dict[str, str | int] = {}
-    parts = [each for each in every_optimizer(model) if not is_wrapper(each)]
-    for i, each in enumerate(parts):
-        end = f" of optimizer {i}" if len(parts) > 1 else ""
+    inner = [each for each in every_optimizer(model) if not is_wrapper(each)]
+    for i, each in enumerate(inner):
+        end = f" of optimizer {i}" if len(inner) > 1 else ""
         rate = tf.convert_to_tensor(each.learning_rate).numpy()
         found[f"learning_rate{end}"] = str(rate)
         found[f"step{end}"] = int(micro_steps(each))

@@ -24,8 +24,8 @@ from tf_optimizers.workers.collectives.progress import (
     GATHER,
     REDUCE,
     Progress,
-    group_of,
     instance_key,
+    kind_number,
     lone_key,
 )
 
@@ -239,8 +239,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         Args:
             operation: The name of the operation.
             tensor: The input of the operation.
-            signature: The kind, number of elements and layout of the whole
-                collective. The operation may be only one round of the
+            signature: The operation, number of elements and layout of the whole
+                collective. The operation that runs may be only one round of the
                 collective. The signature determines the shape of `tensor`.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
@@ -249,13 +249,12 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         options = self._options.merge(options)
         replicas = replicas or self._everyone
         with tf.device(self._device):
-            kind, elements, layout = signature
+            whole, elements, layout = signature
             # If the input raises an error, for example at the end of data, the
             # collective must not count as begun.
             with tf.control_dependencies([tensor]):
-                key = self._begin(
-                    group_of(kind, tensor.dtype), elements, layout
-                )
+                kind = kind_number(whole, tensor.dtype)
+                key = self._begin(kind, elements, layout)
             received = getattr(tf.raw_ops, operation)(
                 input=tensor,
                 group_size=replicas.size,
@@ -281,11 +280,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         is_usual = seconds == self._options.timeout_seconds
         return None if self.progress.is_guarded and is_usual else seconds
 
-    def _begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
+    def _begin(self, kind: int, elements: Any, layout: int) -> tf.Tensor:
         """Record that a collective begins; return its key."""
-        may_begin = self.progress.begin(group, elements, layout)
+        may_begin = self.progress.begin(kind, elements, layout)
         with tf.device("CPU:0"):
-            key = instance_key(group, elements, layout)
+            key = instance_key(kind, elements, layout)
             if self.progress.is_guarded:
                 # If the replica has failed, the lone key makes the collective
                 # wait until `watchdog.py` ends it. Do not use an assertion:

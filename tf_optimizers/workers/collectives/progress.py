@@ -42,50 +42,50 @@ from tf_optimizers._compat.tensorflow_internals import plain_variable
 REDUCE = "CollectiveReduceV2"
 GATHER = "CollectiveGatherV2"
 ALL_TO_ALL = "CollectiveAllToAllV2"
-_KINDS = (REDUCE, GATHER, ALL_TO_ALL)
+_OPERATIONS = (REDUCE, GATHER, ALL_TO_ALL)
 DTYPES = (
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64),
     *(tf.int32, tf.int64),
 )
 
-# A key has 31 bits. The upper 5 bits hold the group, and the lower 26 bits
-# depend on the number of elements. Keys of packed messages share all groups
-# above those of `group_of`. Group 0 is left to TensorFlow's own keys, which
-# count up from 100.
+# A key has 31 bits. The upper 5 bits hold the number of the kind, and the lower
+# 26 bits depend on the number of elements. Keys of packed messages share all
+# numbers above those of `kind_number`. Number 0 is left to TensorFlow's own
+# keys, which count up from 100.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
-def group_of(kind: str, dtype: tf.DType) -> int:
-    """Return the group number of a kind and a dtype, in [1, 21]."""
+def kind_number(operation: str, dtype: tf.DType) -> int:
+    """Return the number of a kind: an operation on a dtype; in [1, 21]."""
     # All other dtypes share the last number, since TensorFlow rejects them.
     place = (*DTYPES, dtype).index(dtype)
-    return 1 + _KINDS.index(kind) * (len(DTYPES) + 1) + place
+    return 1 + _OPERATIONS.index(operation) * (len(DTYPES) + 1) + place
 
 
-def describe(group: int, elements: int, layout: int = 0) -> str:
+def describe(kind: int, elements: int, layout: int = 0) -> str:
     """Return the description of a collective for an error message."""
-    kind, place = divmod(group - 1, len(DTYPES) + 1)
+    operation, place = divmod(kind - 1, len(DTYPES) + 1)
     dtype = (*(d.name for d in DTYPES), "another dtype")[place]
     packed = f" in the layout {layout:08x}" if layout else ""
-    return f"{_KINDS[kind]} of {elements} {dtype}{packed}"
+    return f"{_OPERATIONS[operation]} of {elements} {dtype}{packed}"
 
 
-def instance_key(group: int, elements: Any, layout: int = 0) -> Any:
+def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
     The chance that two layouts have the same key is 1 in 670 million.
 
     Args:
-        group: The number of the collective's kind and dtype, from `group_of`.
+        kind: The number of the collective's kind, from `kind_number`.
         elements: The number of elements passed to the collective: an int, or an
             int64 tensor if the number is not known statically.
         layout: A checksum of the meaning of the elements, from
             `message.layout`. Defaults to `0`, for plain values of the dtype.
     """
-    size, first = 1 << _ELEMENT_BITS, group
+    size, first = 1 << _ELEMENT_BITS, kind
     if layout:
-        first = 1 + len(_KINDS) * (len(DTYPES) + 1)
+        first = 1 + len(_OPERATIONS) * (len(DTYPES) + 1)
         size *= (1 << (31 - _ELEMENT_BITS)) - first
         place = (elements * _STRIDE + layout) % size
     else:
@@ -156,10 +156,10 @@ class Progress:
         return self._variable.handle
 
     def numpy(self) -> list[int]:
-        """Return the progress as `[count, group, elements, layout, state]`.
+        """Return the progress as `[count, kind, elements, layout, state]`.
 
         The count is the number of runs (if guarded) and collectives that have
-        begun. Group, elements and layout describe the last collective.
+        begun. Kind, elements and layout describe the last collective.
         """
         return self._variable.numpy().tolist()
 
@@ -171,12 +171,12 @@ class Progress:
         """Record that a run of a step has ended."""
         self._move(_LEAVE)
 
-    def begin(self, group: int, elements: Any, layout: int) -> tf.Tensor:
+    def begin(self, kind: int, elements: Any, layout: int) -> tf.Tensor:
         """Record that a collective begins; return whether it may run."""
         now = self._variable.read_value()
         what = [
             tf.convert_to_tensor(number, tf.int64)
-            for number in (group, elements, layout)
+            for number in (kind, elements, layout)
         ]
         state = tf.gather(tf.constant(_BEGIN, tf.int64), now[4])
         if not self.is_guarded:

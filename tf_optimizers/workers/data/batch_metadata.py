@@ -163,7 +163,7 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, values, expand_composites=True)
 
 
-class Rows(NamedTuple):
+class RowCounts(NamedTuple):
     """The numbers of rows of a batch, as int32 scalars.
 
     A replica whose part is empty holds a padding row, since few layers accept a
@@ -197,7 +197,7 @@ class Counted(PerReplica):
     """
 
     def __init__(
-        self, parts: Any, rows: Rows, spec: tf.TypeSpec | None = None
+        self, parts: Any, rows: RowCounts, spec: tf.TypeSpec | None = None
     ) -> None:
         super().__init__(parts)
         self.rows, self._spec = rows, spec
@@ -232,14 +232,14 @@ class CountedSpec(PerReplicaSpec):
     def _from_components(self, components: Any) -> Counted:
         count = len(components) // 2
         parts, (total, *own) = components[:count], components[count:]
-        return Counted(parts, Rows(total, tuple(own)), self)
+        return Counted(parts, RowCounts(total, tuple(own)), self)
 
 
 class MaybeEmptySpec(CountedSpec):
     """The type of a `Counted` whose parts may consist of only padding."""
 
 
-def with_rows(element: Any, rows: Rows, spec: Any = None) -> Any:
+def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
     """Return a batch whose tensors carry the numbers of its rows.
 
     Args:
@@ -268,8 +268,8 @@ def spec_with_rows(spec: Any) -> Any:
     return tf.nest.pack_sequence_as(parts, found)
 
 
-def rows_of(arguments: Any) -> Rows | None:
-    """Return the `Rows` of the first batch in a nest, None without a batch."""
+def rows_of(arguments: Any) -> RowCounts | None:
+    """Return the `RowCounts` of a nest's first batch, None without a batch."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

@@ -14,7 +14,7 @@ from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.ahead_dataset import dataset_of, look_ahead
 from tf_optimizers.workers.data.batch_digests import Comparison
 from tf_optimizers.workers.data.batch_metadata import (
-    Rows,
+    RowCounts,
     has_rows,
     note_next,
     with_rows,
@@ -115,7 +115,7 @@ def split_arrays(
         *split(batch, _places(extended), extended.replicas), strict=True
     )
     counts = tuple(tf.cast(rows, tf.int32) for rows in own)
-    batch_rows = Rows(_rows_of_all(batch), counts)
+    batch_rows = RowCounts(_rows_of_all(batch), counts)
     return with_rows(regroup(parts, always_wrap=True), batch_rows)
 
 

@@ -23,7 +23,7 @@ from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_digests import SIZE, Verdict
 from tf_optimizers.workers.data.batch_metadata import (
-    Rows,
+    RowCounts,
     spec_with_rows,
     with_rows,
 )
@@ -105,7 +105,7 @@ class AheadIterator(DistributedIterator):
         )
         known = self._compare_batches(this, following)
         own = tuple(note[1] for note in this)
-        batch = with_rows(element, Rows(known[1], own), self.element_spec)
+        batch = with_rows(element, RowCounts(known[1], own), self.element_spec)
         check = batch_digests.check(known)
         return known[0], after(check, batch)
 

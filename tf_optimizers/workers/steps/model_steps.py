@@ -28,7 +28,7 @@ from tf_optimizers.workers._compat.step_functions import (
     step_of,
     summing_added_losses,
 )
-from tf_optimizers.workers.data.batch_metadata import Rows, rows_of
+from tf_optimizers.workers.data.batch_metadata import RowCounts, rows_of
 from tf_optimizers.workers.data.data_distribution import (
     batch_of_arrays,
     report_failure,
@@ -120,7 +120,7 @@ class Steps:
         known = rows_of(shared), self._row_variables
         reduction = Reduction(self._strategy)
         if is_predicting:
-            take = _without_padding
+            take = _rows_only
             return Step(step, kind, take, None, *known, reduction), shared
         self._watch(model)
         # `train_on_batch` passes arrays, and must return the logs of this step.
@@ -128,7 +128,8 @@ class Steps:
         has_others = self._strategy.extended.workers > 1
         if is_fit and not tf.executing_eagerly() and has_others:
             reduction = Reduction(self._strategy, model, round_of_fit())
-        return Step(step, kind, _weighted, model, *known, reduction), shared
+        found = Step(step, kind, _scaled_for_mean, model, *known, reduction)
+        return found, shared
 
 
 class Step:
@@ -154,7 +155,7 @@ class Step:
         kind: str,
         as_returned: Callable[[tf.Tensor, Any], Any],
         model: keras.Model | None,
-        rows: Rows | None,
+        rows: RowCounts | None,
         row_variables: Sequence[tf.Variable],
         reduction: Reduction,
     ) -> None:
@@ -236,7 +237,7 @@ class Step:
     def _is_array(self, value: Any) -> bool:
         """Return whether an output is a float array and not a prediction."""
         return (
-            self._as_returned is _weighted
+            self._as_returned is _scaled_for_mean
             and tf.is_symbolic_tensor(value)
             and bool(value.shape.rank)
             and value.dtype.is_floating
@@ -352,7 +353,7 @@ class Step:
         }
         of_all = dict(zip(means, sums[len(variables) :], strict=True))
         for i in of_rows:
-            own = run(_without_padding, (weight, flat[i]))
+            own = run(_rows_only, (weight, flat[i]))
             of_all[i] = strategy.gather(own, axis=0)
         for i, (metric, place) in self._found.items():
             own = [values[id(variable)] for variable in metric.variables]
@@ -370,7 +371,7 @@ class Step:
         return [v for metric in metrics for v in metric.variables]
 
 
-def _weighted(weight: tf.Tensor, value: Any) -> Any:
+def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
     For a variable, Keras's mean becomes the value that the variable has outside
@@ -417,5 +418,5 @@ def _is_on_read(variable: Any) -> bool:
     return how in ("on_read", tf.VariableSynchronization.ON_READ)
 
 
-def _without_padding(weight: tf.Tensor, value: Any) -> Any:
+def _rows_only(weight: tf.Tensor, value: Any) -> Any:
     return all_or_no_rows(value, weight > 0)

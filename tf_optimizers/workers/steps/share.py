@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.workers.data.batch_metadata import Counted, Rows
+from tf_optimizers.workers.data.batch_metadata import Counted, RowCounts
 from tf_optimizers.workers.data.batch_splits import (
     counts_of_rows,
     rows_in,
@@ -71,7 +71,7 @@ def make_row_variables(devices: int) -> list[tf.Variable]:
 
 
 def share_of(
-    batch: Any, rows: Rows | None, variables: Sequence[tf.Variable]
+    batch: Any, rows: RowCounts | None, variables: Sequence[tf.Variable]
 ) -> Share:
     """Return the share of the replica that calls this function.
 
@@ -114,7 +114,7 @@ class Loop:
 
     def __init__(self, counted: Sequence[Counted], others: bool) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        # All tensors of a batch share one `Rows`.
+        # All tensors of a batch share one `RowCounts`.
         self._rows = distinct(each.rows for each in counted)
         self.has_same_arguments = not counted and not others
 
@@ -140,7 +140,7 @@ class Loop:
         return own[place], total[place]
 
 
-def _own_and_total(rows: Rows) -> tuple[tf.Tensor, tf.Tensor]:
+def _own_and_total(rows: RowCounts) -> tuple[tf.Tensor, tf.Tensor]:
     return rows.own[replicas_of().rank % len(rows.own)], rows.total
 
 
@@ -231,7 +231,7 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     return after(check, value)
 
 
-def empty_without_rows(batch: Any, rows: Rows | None) -> Any:
+def empty_without_rows(batch: Any, rows: RowCounts | None) -> Any:
     """Return a replica's part of a batch, without rows if the batch is empty.
 
     The part of an empty batch holds a padding row, but a single process would
