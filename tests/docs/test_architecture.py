@@ -112,6 +112,17 @@ def test_no_file_has_more_code_than_a_reader_can_hold():
     assert {p: n for p, n in counts.items() if n > LONGEST} == {}
 
 
+def test_no_two_files_have_one_name():
+    """Without its folder, a name in a traceback or a search says which file."""
+    names = [
+        path.name
+        for path in (ROOT / "tf_optimizers").rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+        and path.parent.name != "_compat"
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 @pytest.mark.parametrize("name, path", sorted(set(LINK.findall(TEXT))))
 def test_names_on_the_page_exist(path, name):
     assert name in definitions(path)
