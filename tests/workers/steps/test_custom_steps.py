@@ -154,7 +154,7 @@ def test_array_that_may_have_an_element_for_each_row_is_named(ours):
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"`train_step` returns must") as error:
         model.fit(x, y, batch_size=4, verbose=0)
-    assert "a replica has 2 rows" in str(error.value)
+    assert "for 2 rows per replica" in str(error.value)
     assert "Return a number" in str(error.value)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
