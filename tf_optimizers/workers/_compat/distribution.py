@@ -6,12 +6,6 @@ import these names.
 
 # ruff: noqa: F401
 
-# Classes of datasets, to find shuffles and maps in a pipeline.
-from tensorflow.python.data.ops.map_op import _MapDataset, _ParallelMapDataset
-from tensorflow.python.data.ops.shuffle_op import (
-    _ShuffleDataset as ShuffleDataset,
-)
-
 # The implementation of `MultiWorkerMirroredStrategy`, which `SparseExtended`
 # extends.
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -47,5 +41,3 @@ from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 # seed that `tf.random.set_seed` has set.
 from tensorflow.python.eager.context import async_wait
 from tensorflow.python.eager.context import global_seed as tensorflow_seed
-
-MAPS = (_MapDataset, _ParallelMapDataset)

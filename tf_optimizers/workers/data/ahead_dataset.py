@@ -9,6 +9,10 @@ from tf_optimizers._compat.tensorflow_internals import (
     plain_variable,
     temporary_variable,
 )
+from tf_optimizers.workers._compat.datasets import (
+    stop_autotuning_on_devices,
+    without_autotuning,
+)
 from tf_optimizers.workers._compat.distribution import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,
@@ -41,6 +45,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     batches: int
     _datasets: Any
+    _options: Any
     endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
     _last: tf.Variable | None = None  # The last iterator's summary.
@@ -92,20 +97,25 @@ class AheadDataset(DistributedDatasetsFromFunction):
             "weights as the third element."
         )
 
+    def keep_on_host(self) -> None:
+        """Do not copy batches to a device if the only replica is on the CPU."""
+        devices = self._strategy.extended.worker_devices
+        is_host = len(devices) == 1 and "device:CPU:" in devices[0]
+        if is_host and self._options is None:
+            self._options = _TO_THE_HOST
+
     def _iterate(self, datasets: Any) -> AheadIterator:
         finite = self._datasets
-        self._datasets = [_without_autotuning(dataset) for dataset in datasets]
+        self._datasets = [without_autotuning(dataset) for dataset in datasets]
         if self._options == _TO_THE_HOST:
             self._datasets = [dataset.prefetch(1) for dataset in self._datasets]
         try:
             iterator = super().__iter__()
         finally:
             self._datasets = finite
-        _stop_autotuning_on_devices(iterator)
+        stop_autotuning_on_devices(iterator)
         iterator.__class__ = AheadIterator
-        iterator._cardinality = self.batches
-        has_end = self.batches != tf.data.INFINITE_CARDINALITY
-        iterator._enable_get_next_as_optional = has_end and datasets is finite
+        iterator.set_length(self.batches, may_end=datasets is finite)
         return iterator
 
 
@@ -143,45 +153,5 @@ def look_ahead(
     distributed.__class__ = AheadDataset
     distributed.batches, distributed.begin = batches, begin
     distributed.endless = endless
-    devices = distributed._strategy.extended.worker_devices
-    is_host = len(devices) == 1 and "device:CPU:" in devices[0]
-    if is_host and distributed._options is None:
-        distributed._options = _TO_THE_HOST
+    distributed.keep_on_host()
     return distributed
-
-
-def dataset_of(distributed: Any) -> tf.data.Dataset:
-    """Return this worker's dataset, sharded and rebatched by TensorFlow.
-
-    Args:
-        distributed: The result of `experimental_distribute_dataset`.
-    """
-    (dataset,) = distributed._cloned_datasets
-    return dataset
-
-
-def _without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset without autotuning, unless the user has set this option.
-
-    TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
-    The thread sleeps for as long as the iterator has lived, at most a minute,
-    and often misses the signal to stop. So an epoch could take twice as long.
-    Without tuning, `tf.data.AUTOTUNE` means one thread per core.
-    """
-    options = tf.data.Options()
-    if dataset.options().autotune.enabled is None:
-        options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-def _stop_autotuning_on_devices(iterator: Any) -> None:
-    """Replace the iterator of each device by an iterator without autotuning.
-
-    TensorFlow accepts no options for these iterators.
-    """
-    (worker,) = iterator._iterators
-    made = worker._iterator
-    for i, each in enumerate(getattr(made, "_device_iterators", ())):
-        # No element has been drawn yet, so a new iterator loses none.
-        with tf.device(made._devices[i]):
-            made._device_iterators[i] = iter(_without_autotuning(each._dataset))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_optimizers.workers._compat.datasets import specs_of
 from tf_optimizers.workers._compat.distribution import (
     PerReplica,
     PerReplicaSpec,
@@ -207,7 +208,7 @@ class Counted(PerReplica):
         """Whether every part is known to have no padding."""
         if self._spec is None or isinstance(self._spec, MaybeEmptySpec):
             return False
-        return all(rows_of_type(spec) for spec in self._spec._value_specs)
+        return all(rows_of_type(spec) for spec in specs_of(self._spec))
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
@@ -264,7 +265,7 @@ def spec_with_rows(spec: Any) -> Any:
     """
     parts, note = spec
     kind = MaybeEmptySpec if isinstance(note, Ending) else CountedSpec
-    found = [kind(*leaf._value_specs) for leaf in tf.nest.flatten(parts)]
+    found = [kind(*specs_of(leaf)) for leaf in tf.nest.flatten(parts)]
     return tf.nest.pack_sequence_as(parts, found)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.workers._compat.datasets import dataset_of
 from tf_optimizers.workers._compat.distribution import regroup
 from tf_optimizers.workers.data import batch_digests
-from tf_optimizers.workers.data.ahead_dataset import dataset_of, look_ahead
+from tf_optimizers.workers.data.ahead_dataset import look_ahead
 from tf_optimizers.workers.data.batch_digests import Comparison
 from tf_optimizers.workers.data.batch_metadata import (
     RowCounts,

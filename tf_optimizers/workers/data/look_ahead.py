@@ -57,6 +57,11 @@ class AheadIterator(DistributedIterator):
     def _is_endless(self) -> bool:
         return self._cardinality == tf.data.INFINITE_CARDINALITY
 
+    def set_length(self, batches: int, may_end: bool) -> None:
+        """Set the number of batches, and whether this worker's data may end."""
+        self._cardinality = batches
+        self._enable_get_next_as_optional = may_end and not self._is_endless
+
     def get_next(self, name: str | None = None) -> Any:
         """Return the next batch, or raise an error at the end."""
         replica = tf.distribute.get_replica_context()

@@ -13,7 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import add_to_graphs
-from tf_optimizers.workers._compat.distribution import ShuffleDataset
+from tf_optimizers.workers._compat.datasets import (
+    arguments_of,
+    graphs_of,
+    inputs_of,
+    seeds_of,
+    set_variant,
+)
 
 # The largest number of draws that is counted.
 _MOST_DRAWS = 2000
@@ -144,15 +150,12 @@ def count_draws(
         chosen: The seed that this package has chosen, or None if the user has
             set a seed.
     """
-    if not isinstance(dataset, ShuffleDataset) or reshuffles is False:
+    own = seeds_of(dataset)
+    if not own or reshuffles is False:
         return dataset
     with tf.device("CPU:0"):
         is_eager = tf.executing_eagerly()
-        draws = (
-            ShuffleDraws(dataset._seed, dataset._seed2)
-            if is_eager
-            else _draws_in_function(chosen)
-        )
+        draws = ShuffleDraws(*own) if is_eager else _draws_in_function(chosen)
         if draws is None:
             return dataset
         variant = tf.raw_ops.ShuffleDatasetV3(
@@ -160,12 +163,12 @@ def count_draws(
             buffer_size=tf.cast(size, tf.int64),
             **draws.seeds,
             seed_generator=draws.generator[0],
-            **dataset._common_args,
+            **arguments_of(dataset),
         )
     # A `tf.function` might refer to the variant alone, so let the variant keep
     # the generator alive.
     variant.draws = dataset.draws = draws
-    dataset._variant_tensor_attr = variant
+    set_variant(dataset, variant)
     return dataset
 
 
@@ -193,11 +196,11 @@ def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
     """Return the `ShuffleDraws` of all shuffles in a dataset, in a fixed order.
 
     Shuffles that functions make are included if this package has chosen their
-    seed. TensorFlow has no public way to list a dataset's inputs.
+    seed.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
-    for function in dataset._functions():
-        own += getattr(function.function.graph, "draws", [])
-    for source in dataset._inputs():
+    for graph in graphs_of(dataset):
+        own += getattr(graph, "draws", [])
+    for source in inputs_of(dataset):
         own += [draws for draws in draws_of(source) if draws not in own]
     return own

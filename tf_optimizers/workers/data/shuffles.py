@@ -7,9 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import hook
-from tf_optimizers.workers._compat.distribution import (
+from tf_optimizers.workers._compat.datasets import (
     MAPS,
-    ShuffleDataset,
+    called_graphs,
+    graphs_of,
+    inputs_of,
+    seeds_of,
 )
 from tf_optimizers.workers.data.shuffle_draws import count_draws
 
@@ -18,21 +21,17 @@ _SAME_ON_WORKERS = {"Assert", "ReadVariableOp"}
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Return the seeds of all shuffles in a dataset, in a fixed order.
-
-    TensorFlow has no public way to list a dataset's inputs or seeds.
-    """
-    seeds = []
-    if isinstance(dataset, ShuffleDataset):
-        seeds.append([int(dataset._seed), int(dataset._seed2)])
-    for function in dataset._functions():
+    """Return the seeds of all shuffles in a dataset, in a fixed order."""
+    own = list(map(int, seeds_of(dataset)))
+    seeds = [own] if own else []
+    for graph in graphs_of(dataset):
         seeds += [
             [op.get_attr("seed"), op.get_attr("seed2")]
-            for op in function.function.graph.get_operations()
+            for op in graph.get_operations()
             if op.type == "RandomShuffle"
         ]
     return seeds + [
-        seed for each in dataset._inputs() for seed in seeds_of_shuffles(each)
+        seed for each in inputs_of(dataset) for seed in seeds_of_shuffles(each)
     ]
 
 
@@ -40,27 +39,22 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
     The content may differ if a `map` draws random numbers or calls Python, or
-    if a Python generator yields the rows. TensorFlow has no public way to list
-    a dataset's inputs.
+    if a Python generator yields the rows.
     """
     is_map = isinstance(dataset, MAPS)
-    for function in dataset._functions():
-        graph = function.function.graph
+    for graph in graphs_of(dataset):
         if _is_random(graph) if is_map else _has_random_maps(graph):
             return True
-    return any(map(has_random_maps, dataset._inputs()))
+    return any(map(has_random_maps, inputs_of(dataset)))
 
 
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
-    """Return whether any rows of a dataset come from a Python function.
-
-    TensorFlow has no public way to list a dataset's inputs.
-    """
+    """Return whether any rows of a dataset come from a Python function."""
     return any(
         op.type in ("PyFunc", "EagerPyFunc")
-        for function in dataset._functions()
-        for op in _ops(function.function.graph, lambda op: True)
-    ) or any(map(comes_from_python, dataset._inputs()))
+        for graph in graphs_of(dataset)
+        for op in _ops(graph, lambda op: True)
+    ) or any(map(comes_from_python, inputs_of(dataset)))
 
 
 def _is_random(graph: Any) -> bool:
@@ -78,7 +72,7 @@ def _has_random_maps(graph: Any) -> bool:
 
     return any(
         op.type == "GeneratorDataset"
-        or (makes_rows(op) and any(map(_is_random, _functions_of(op))))
+        or (makes_rows(op) and any(map(_is_random, called_graphs(op))))
         for op in _ops(graph, lambda op: not makes_rows(op))
     )
 
@@ -91,15 +85,8 @@ def _ops(graph: Any, is_entered: Callable[[Any], bool]) -> Iterator[Any]:
     for op in graph.get_operations():
         yield op
         if is_entered(op):
-            for inner in _functions_of(op):
+            for inner in called_graphs(op):
                 yield from _ops(inner, is_entered)
-
-
-def _functions_of(op: Any) -> Iterator[Any]:
-    for attribute in op.node_def.attr.values():
-        for function in (attribute.func, *attribute.list.func):
-            if function.name:
-                yield op.graph._get_function(function.name).graph
 
 
 def replace_shuffles(

@@ -1,0 +1,93 @@
+"""Reads and changes datasets of TensorFlow that have no public accessors."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops.map_op import _MapDataset, _ParallelMapDataset
+from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
+
+MAPS = (_MapDataset, _ParallelMapDataset)
+
+
+def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
+    """Return the datasets from which a dataset draws."""
+    # To find all shuffles and maps in a pipeline.
+    return dataset._inputs()
+
+
+def graphs_of(dataset: tf.data.Dataset) -> list[Any]:
+    """Return the graphs of the functions that a dataset calls."""
+    # To find random ops, and shuffles that such a function makes.
+    return [each.function.graph for each in dataset._functions()]
+
+
+def called_graphs(op: tf.Operation) -> Iterator[Any]:
+    """Yield the graphs of the functions that an op of a graph calls."""
+    # An op has only the names of these functions, as attributes.
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                yield op.graph._get_function(function.name).graph
+
+
+def seeds_of(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Return the two seeds of a shuffle; an empty list for other datasets."""
+    # Workers compare these seeds, because they must draw the same rows.
+    if not isinstance(dataset, _ShuffleDataset):
+        return []
+    return [dataset._seed, dataset._seed2]
+
+
+def arguments_of(dataset: tf.data.Dataset) -> dict[str, Any]:
+    """Return the name and the type of a dataset, as arguments of its op."""
+    # To make the op again, with another generator of seeds.
+    return dataset._common_args
+
+
+def set_variant(dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
+    """Let a dataset be represented by the result of another op."""
+    # The generator of seeds is private, and cannot be replaced otherwise.
+    dataset._variant_tensor_attr = variant
+
+
+def dataset_of(distributed: Any) -> tf.data.Dataset:
+    """Return this worker's dataset, sharded and rebatched by TensorFlow.
+
+    Args:
+        distributed: The result of `experimental_distribute_dataset`.
+    """
+    # The public iterator of a distributed dataset yields distributed values.
+    (dataset,) = distributed._cloned_datasets
+    return dataset
+
+
+def specs_of(spec: Any) -> Sequence[tf.TypeSpec]:
+    """Return the type of each replica's value, from that of all values."""
+    # `tf.distribute.DistributedValues` has no public type.
+    return spec._value_specs
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset without autotuning, unless the user has set this option.
+
+    TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
+    The thread sleeps for as long as the iterator has lived, at most a minute,
+    and often misses the signal to stop. So an epoch could take twice as long.
+    Without tuning, `tf.data.AUTOTUNE` means one thread per core.
+    """
+    options = tf.data.Options()
+    if dataset.options().autotune.enabled is None:
+        options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def stop_autotuning_on_devices(iterator: Any) -> None:
+    """Replace the iterator of each device by an iterator without autotuning."""
+    # TensorFlow accepts no options for these iterators.
+    (worker,) = iterator._iterators
+    made = worker._iterator
+    for i, each in enumerate(getattr(made, "_device_iterators", ())):
+        # No element has been drawn yet, so a new iterator loses none.
+        with tf.device(made._devices[i]):
+            made._device_iterators[i] = iter(without_autotuning(each._dataset))
