@@ -48,7 +48,23 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     return note
 
 
-def is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
+def results_among(
+    outputs: Sequence[Any], names: Sequence[Any], results: Sequence[Any]
+) -> dict[int, tuple[Any, int]]:
+    """Find a step's outputs that are results of metrics, by index.
+
+    `results` are the records that `noted_result` has made in the step. Returns
+    the metric of each found output, and the output's index in the result.
+    """
+    return {
+        i: (metric, place)
+        for i, (name, output) in enumerate(zip(names, outputs, strict=True))
+        for noted, tensor, metric, place in results
+        if output is tensor or _is_number_of(output, name, tensor, noted)
+    }
+
+
+def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
     """Return whether an output is a metric's result, as a Python float.
 
     In eager mode, the steps of Keras before 3.15 convert results to floats.

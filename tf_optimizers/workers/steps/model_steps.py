@@ -36,9 +36,9 @@ from tf_optimizers.workers.data.data_distribution import (
 )
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.workers.steps.metric_results import (
-    is_number_of,
     names_of,
     noted_result,
+    results_among,
 )
 from tf_optimizers.workers.steps.metric_variables import (
     metrics_of,
@@ -202,12 +202,7 @@ class Step:
             returned = self._function(batch)
         outputs = tf.nest.flatten(returned)
         names = names_of(returned, outputs)
-        found = {
-            i: (metric, place)
-            for i, (name, output) in enumerate(zip(names, outputs, strict=True))
-            for noted, tensor, metric, place in results
-            if output is tensor or is_number_of(output, name, tensor, noted)
-        }
+        found = results_among(outputs, names, results)
         self._found = {
             i: each for i, each in found.items() if each[0] is not None
         }
