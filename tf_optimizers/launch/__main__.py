@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib.machinery import ModuleSpec, PathFinder
 
 from tf_optimizers.launch.gpus import divide_gpus
-from tf_optimizers.launch.group import launch, reserve_addresses
+from tf_optimizers.launch.group import Job, launch, reserve_addresses
 from tf_optimizers.launch.platforms import FINDERS, PORT, find_place
 
 USAGE = (
@@ -149,7 +149,7 @@ def _child(parent: ModuleSpec | None, name: str) -> ModuleSpec | None:
 def main() -> int:
     """Run the workers to their end; return the exit code."""
     open_standard_streams()
-    return launch(**vars(parse(sys.argv[1:])))
+    return launch(Job(**vars(parse(sys.argv[1:]))))
 
 
 def open_standard_streams() -> None:

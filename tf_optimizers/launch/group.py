@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -102,58 +103,69 @@ class Failure(NamedTuple):
     usual_grace: float = BACKUP_GRACE
 
 
-def launch(
-    *,
-    command: Sequence[str],
-    workers: int,
-    gpus: Sequence[dict[str, str]],
-    place: Place | None,
-    port: int,
-    devices_per_worker: int,
-    host: str,
-    grace_period: float | None,
-    max_restarts: int,
-    restart_pause: float,
-    standby: float | None,
-) -> int:
-    """Run `python *command` in several processes; return the exit code.
+class Job(NamedTuple):
+    """Several processes that run `python *command`.
 
     The command is a script or `-m module`, followed by arguments. `gpus` holds
     the environment variables that show each worker its GPUs. `place` is the
     launcher's place in a cluster, or None. `tf_optimizers.launch` documents the
-    other arguments, which are command line options.
+    other fields, which are command line options.
     """
-    first = place.rank * workers if place else 0
+
+    command: Sequence[str]
+    workers: int
+    gpus: Sequence[dict[str, str]]
+    place: Place | None
+    port: int
+    devices_per_worker: int
+    host: str
+    grace_period: float | None
+    max_restarts: int
+    restart_pause: float
+    standby: float | None
+
+    def start(
+        self,
+        guard: Guard,
+        output: Output,
+        attempt: int,
+        stack: ExitStack,
+        stands_by: bool,
+    ) -> list[Worker]:
+        """Start the workers. Closing `stack` ends them."""
+        if self.place is None:
+            addresses = reserve_addresses(self.host, self.workers, stack)
+        else:
+            addresses = self.place.addresses(self.workers, self.port)
+        first = self.place.rank * self.workers if self.place else 0
+        counted = {RESTART: str(attempt)} if self.max_restarts else {}
+        group = []
+        for index, gpus in enumerate(self.gpus):
+            worker = Worker(first + index, self.grace_period, guard, output)
+            stack.callback(worker.end)
+            variables = environment(addresses, first + index, self.workers)
+            if self.place and self.place.given and self.workers == 1:
+                variables["TF_CONFIG"] = self.place.given
+            worker.start(
+                [str(self.devices_per_worker), *self.command],
+                variables | gpus | counted,
+                stands_by,
+            )
+            group.append(worker)
+        return group
+
+
+def launch(job: Job) -> int:
+    """Run a job, and restart it as often as it asks; return the exit code."""
     with (
         Events() as events,
         closing(Output(events.wake)) as output,
         Guard() as guard,
     ):
-        if place:
-            output.say(place.describe(place.addresses(workers, port)))
-
-        def start(
-            attempt: int, stack: ExitStack, stands_by: bool
-        ) -> list[Worker]:
-            counted = {RESTART: str(attempt)} if max_restarts else {}
-            if place is None:
-                addresses = reserve_addresses(host, workers, stack)
-            else:
-                addresses = place.addresses(workers, port)
-            group = []
-            for index in range(workers):
-                worker = Worker(first + index, grace_period, guard, output)
-                stack.callback(worker.end)
-                variables = environment(addresses, first + index, workers)
-                if place and place.given and workers == 1:
-                    variables["TF_CONFIG"] = place.given
-                worker.start(
-                    [str(devices_per_worker), *command],
-                    variables | gpus[index] | counted,
-                    stands_by,
-                )
-                group.append(worker)
-            return group
+        if job.place:
+            addresses = job.place.addresses(job.workers, job.port)
+            output.say(job.place.describe(addresses))
+        start = partial(job.start, guard, output)
 
         def attempt(number: int) -> Failure | None:
             with ExitStack() as stack:
@@ -161,21 +173,21 @@ def launch(
                     group = standbys.take(stack) or start(number, stack, False)
                 # Too many files are open, or too many threads are running.
                 except (OSError, RuntimeError) as error:
-                    output.say(f"Cannot start {workers} workers: {error}.")
+                    output.say(f"Cannot start {job.workers} workers: {error}.")
                     return Failure("", 1)
                 standbys.plan(number)
                 return follow(group, events, output, standbys)
 
         with closing(
-            Standbys(start, standby, max_restarts, output)
+            Standbys(start, job.standby, job.max_restarts, output)
         ) as standbys:
             failure = attempt(0)
-            planned = islice(pauses(restart_pause), max_restarts)
+            planned = islice(pauses(job.restart_pause), job.max_restarts)
             for restart, pause in enumerate(planned, 1):
                 if failure is None or not failure.may_restart:
                     break
                 output.say(
-                    f"Restart {restart} of {max_restarts} in {pause:g} s."
+                    f"Restart {restart} of {job.max_restarts} in {pause:g} s."
                 )
                 received = events.wait_for_request(pause)
                 if received is not None:
