@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 
 import cases
 import keras
@@ -126,10 +127,14 @@ def test_two_replicas_equal_one(case, mirrored, kwargs):
 
 @pytest.fixture
 def before_any_patch():
-    """Undo what earlier tests replaced in `LossScaleOptimizer`."""
+    """Undo, for a test, what others have replaced in `LossScaleOptimizer`."""
     kind = keras.optimizers.LossScaleOptimizer
-    kind._tf_apply = getattr(kind._tf_apply, "__wrapped__", kind._tf_apply)
+    before, original = kind._tf_apply, inspect.unwrap(kind._tf_apply)
+    kind._tf_apply = original
     agree_on_overflow.cache_clear()
+    yield
+    if before is not original:
+        kind._tf_apply = before
 
 
 def test_replicas_skip_an_overflow_together(case, mirrored, before_any_patch):

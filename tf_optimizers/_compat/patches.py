@@ -198,7 +198,7 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # `LossScaleOptimizer.apply` calls `_tf_apply`, listed above.
+            # `LossScaleOptimizer._tf_apply`, listed above, also needs this.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",

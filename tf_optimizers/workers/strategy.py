@@ -152,6 +152,7 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         restore_sigterm()
+        # This hook must be the inner one, which gets weighted gradients.
         agree_on_overflow()
         weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)

@@ -267,14 +267,17 @@ def test_optimizer_that_a_step_builds_is_built_as_by_keras(ours):
 class ScalesLoss(keras.Sequential):
     """Has a step for dynamic loss scaling; the loss is the mean of outputs."""
 
+    scales = True  # False stands for a user who forgets it.
+
     def __init__(self):
         super().__init__([keras.Input((1,)), keras.layers.Dense(1)])
 
     def train_step(self, data):
         x = data[0]
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean(self(x))
-            scaled = self.optimizer.scale_loss(loss)
+            scaled = loss = keras.ops.mean(self(x))
+            if self.scales:
+                scaled = self.optimizer.scale_loss(loss)
         weights = self.trainable_weights
         self.optimizer.apply(tape.gradient(scaled, weights), weights)
         return {"loss": loss}
@@ -317,17 +320,22 @@ class Seen(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-def test_optimizer_in_loss_scaling_gets_gradients_weighted_once(ours):
+@pytest.mark.parametrize("scales", [True, False])
+def test_optimizer_in_loss_scaling_gets_gradients_weighted_once(ours, scales):
     """The replicas have the rows 1 and 2, and the row 6."""
     with ours.scope():
         model, optimizer = ScalesLoss(), Seen()
         model.compile(
-            keras.optimizers.LossScaleOptimizer(optimizer), run_eagerly=True
+            keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0),
+            run_eagerly=True,
         )
+    model.scales = scales
     x = np.array([[1.0], [2.0], [6.0]], "float32")
     model.train_on_batch(x, x)
-    assert sorted(optimizer.on_replicas) == [1, 2]
-    assert optimizer.sums == [3, 3]
+    # The optimizer divides by the scale, whether or not the loss was scaled.
+    factor = 1 if scales else 1 / 2
+    assert sorted(optimizer.on_replicas) == [factor, 2 * factor]
+    assert optimizer.sums == [3 * factor] * 2
 
 
 def test_step_hooks_need_their_names(monkeypatch):

@@ -42,9 +42,8 @@ def apply(
     """Multiply gradients by the replica's share, and apply the optimizer.
 
     A wrapper passes the multiplied gradients to its inner optimizers, which do
-    not multiply them again. But a `LossScaleOptimizer` calls its inner
-    optimizer in threads without a share (`agree_on_overflow`), with gradients
-    of a loss that `scale_loss` has multiplied.
+    not multiply them again. A `LossScaleOptimizer` calls its inner optimizer in
+    other threads, which have no share; see `agree_on_overflow`.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)

@@ -51,6 +51,7 @@ def weight_uneven_batches() -> None:
         "nn.scale_regularization_loss": _regularize,
         "BatchNormalization._moments": _moments,
         "Optimizer.apply": step_hooks.apply,
+        "LossScaleOptimizer._tf_apply": step_hooks.apply,
         "MultiOptimizer.apply": step_hooks.apply,
         "Optimizer.scale_loss": step_hooks.scale_loss,
         "LossScaleOptimizer.scale_loss": step_hooks.scale_loss,
