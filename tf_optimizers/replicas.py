@@ -2,12 +2,10 @@
 
 import contextlib
 import functools
-import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import backend_variable
@@ -148,6 +146,67 @@ class ReplicaGroup:
 
         return _merge_call(merged, values)
 
+    def reduce_together(
+        self,
+        values: Sequence[Any],
+        reduce: Callable[[Any], Any] | None = None,
+        dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
+        """Return reduced values; values of one dtype are sent as one tensor.
+
+        Call this method outside of `strategy.run`.
+
+        Args:
+            values: Per-replica tensors or variables, of known shapes.
+            reduce: A function that takes a per-replica tensor, and returns the
+                reduced tensor. Defaults to the sum.
+            dtype: The dtype that values are cast to first. Defaults to no cast.
+        """
+        strategy, reduce = self._strategy, reduce or self._reducing("SUM")
+        local = [local_copies(strategy, value) for value in values]
+        groups: dict[tf.DType, list[int]] = {}
+        for i, (first, *_) in enumerate(local):
+            groups.setdefault(dtype or first.dtype, []).append(i)
+        reduced: dict[int, tf.Tensor] = {}
+        for kind, group in groups.items():
+            cast_and_join = functools.partial(_join, kind)
+            if tf.executing_eagerly():
+                own = zip(*(local[i] for i in group), strict=True)
+                joined = strategy.experimental_distribute_values_from_function(
+                    lambda _, join=cast_and_join, own=own: join(*next(own))
+                )
+            else:
+                # The strategy's own `run` may treat `cast_and_join` as the
+                # user's function.
+                joined = tf.distribute.Strategy.run(
+                    strategy, cast_and_join, [values[i] for i in group]
+                )
+            total = strategy.experimental_local_results(reduce(joined))[0]
+            parts = split(total, [local[i][0] for i in group])
+            reduced |= zip(group, parts, strict=True)
+        return [reduced[i] for i in range(len(values))]
+
+    def _reducing(self, reduce_op: str) -> Callable[[Any], Any]:
+        """Return a function that calls TensorFlow's own `reduce`."""
+        op = tf.distribute.ReduceOp(reduce_op)
+        return lambda value: tf.distribute.Strategy.reduce(
+            self._strategy, op, value, axis=None
+        )
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Set variables to their means over all replicas, in one exchange.
+
+        Call this method outside of `strategy.run`.
+        """
+        if self.count == 1 or not variables:
+            return
+        # In float64, the mean of equal float32 values is exactly that value.
+        mean_of = self._reducing("MEAN")
+        means = self.reduce_together(variables, mean_of, tf.float64)
+        for variable, mean in zip(variables, means, strict=True):
+            for component in local_copies(self._strategy, variable):
+                component.assign(tf.cast(mean, variable.dtype))
+
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
         """Return an object that runs a function in a thread while steps run.
 
@@ -250,88 +309,9 @@ def replicas_of(
     return kind(strategy)
 
 
-def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
-    """Call a function; return its operations that have effects or may fail.
-
-    In eager mode, the operations have already run, and the list is empty.
-    """
-    if tf.executing_eagerly():
-        function()
-        return []
-    graph = tf.compat.v1.get_default_graph()
-    start = len(graph.get_operations())
-    function()
-    return [
-        op
-        for op in graph.get_operations()[start:]
-        if op.op_def.is_stateful and op.type != "ReadVariableOp"
-    ]
-
-
 def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:
     context = tf.distribute.get_replica_context()
     return context.merge_call(merged, args=(list(values),))
-
-
-def average_over_replicas(strategy: Any, variables: Sequence[Any]) -> None:
-    """Set variables to their means over all replicas, in one exchange."""
-    if strategy.num_replicas_in_sync == 1 or not variables:
-        return
-    # In float64, the mean of equal float32 values is exactly that value.
-    means = reduce_together(
-        strategy, reducing(strategy, "MEAN"), variables, tf.float64
-    )
-    for variable, mean in zip(variables, means, strict=True):
-        for component in local_copies(strategy, variable):
-            component.assign(tf.cast(mean, variable.dtype))
-
-
-def reducing(strategy: Any, reduce_op: str) -> Callable[[Any], Any]:
-    """Return a function that reduces a value with TensorFlow's own `reduce`."""
-    op = tf.distribute.ReduceOp(reduce_op)
-    return lambda value: tf.distribute.Strategy.reduce(
-        strategy, op, value, axis=None
-    )
-
-
-def reduce_together(
-    strategy: Any,
-    reduce: Callable[[Any], Any],
-    values: Sequence[Any],
-    dtype: tf.DType | None = None,
-) -> list[tf.Tensor]:
-    """Return reduced values; all values of one dtype are sent as one tensor.
-
-    Call this function outside of `strategy.run`.
-
-    Args:
-        strategy: The strategy.
-        reduce: A function that takes a per-replica tensor, and returns the
-            reduced tensor.
-        values: Per-replica tensors or variables, of known shapes.
-        dtype: The dtype that values are cast to first. Defaults to no cast.
-    """
-    local = [local_copies(strategy, value) for value in values]
-    groups: dict[tf.DType, list[int]] = {}
-    for i, (first, *_) in enumerate(local):
-        groups.setdefault(dtype or first.dtype, []).append(i)
-    reduced: dict[int, tf.Tensor] = {}
-    for kind, group in groups.items():
-        join = functools.partial(_join, kind)
-        if tf.executing_eagerly():
-            own = zip(*(local[i] for i in group), strict=True)
-            joined = strategy.experimental_distribute_values_from_function(
-                lambda _, join=join, own=own: join(*next(own))
-            )
-        else:
-            # The strategy's own `run` may treat `join` as the user's function.
-            joined = tf.distribute.Strategy.run(
-                strategy, join, [values[i] for i in group]
-            )
-        total = strategy.experimental_local_results(reduce(joined))[0]
-        parts = split(total, [local[i][0] for i in group])
-        reduced |= zip(group, parts, strict=True)
-    return [reduced[i] for i in range(len(values))]
 
 
 def _join(dtype: tf.DType, *values: Any) -> tf.Tensor:
@@ -341,18 +321,3 @@ def _join(dtype: tf.DType, *values: Any) -> tf.Tensor:
 def local_copies(strategy: Any, variable: Any) -> Sequence[tf.Variable]:
     """Return the copies of a variable or value in this process."""
     return strategy.experimental_local_results(backend_variable(variable))
-
-
-def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return the digests of all distinct values, sorted."""
-    return sorted(
-        {
-            hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
-            for value in values
-        }
-    )
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array of any dtype, including bfloat16."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

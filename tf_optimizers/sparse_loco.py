@@ -36,7 +36,7 @@ from tf_optimizers.local_updates.common_weights import watch_models
 from tf_optimizers.local_updates.local_steps import LocalSteps
 from tf_optimizers.local_updates.overlap import OverlappedExchange
 from tf_optimizers.local_updates.rounds import Choice, Rounds
-from tf_optimizers.replicas import average_over_replicas
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.wrapped import note_local_steps
 
@@ -330,7 +330,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """
         sparse_loco_checks.check_between_steps()
         with strategy_of(self).scope():
-            average_over_replicas(strategy_of(self), statistics)
+            replicas_of().average(statistics)
             rounds = self._rounds
             self.finish_exchange()
             if rounds is not None and rounds.taken:

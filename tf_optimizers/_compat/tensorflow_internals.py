@@ -97,6 +97,24 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
     return merge_call(function, tf.distribute.get_strategy(), *args)
 
 
+def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
+    """Call a function; return its operations that have effects or may fail.
+
+    In eager mode, the operations have already run, and the list is empty.
+    """
+    if tf.executing_eagerly():
+        function()
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    function()
+    return [
+        op
+        for op in graph.get_operations()[start:]
+        if op.op_def.is_stateful and op.type != "ReadVariableOp"
+    ]
+
+
 def update_each(
     variables: Sequence[tf.Variable], function: Callable, *args: Sequence[Any]
 ) -> None:

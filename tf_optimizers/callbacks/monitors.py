@@ -26,11 +26,7 @@ from tf_optimizers.layerwise.layerwise_optimizer import (
     last_trust_ratio,
     weight_of,
 )
-from tf_optimizers.replicas import (
-    reduce_together,
-    reducing,
-    replicas_of,
-)
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.sharded_state import ShardedState
 from tf_optimizers.sparse_loco import SparseLoCo
 from tf_optimizers.wrapped import every_optimizer
@@ -368,9 +364,7 @@ class CompressionMonitor(Monitor):
             )
 
         strategy = strategy_of(self.optimizer)
-        sums = reduce_together(
-            strategy, reducing(strategy, "SUM"), strategy.run(own_sums)
-        )
+        sums = replicas_of(strategy).reduce_together(strategy.run(own_sums))
         moved = [
             tf.reduce_sum(tf.abs(new - weights[key]))
             for key, new in self._weights().items()

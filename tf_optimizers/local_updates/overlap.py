@@ -15,11 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat.tensorflow_internals import effects_of
 from tf_optimizers.base.precision import store_weights
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.local_updates.rounds import Choice, Rounds, differences
-from tf_optimizers.replicas import effects_of, replicas_of
+from tf_optimizers.replicas import replicas_of
 
 
 class OverlappedExchange:

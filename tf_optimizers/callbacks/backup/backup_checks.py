@@ -12,7 +12,8 @@ from typing import Any
 from tf_optimizers.callbacks.backup.files import Folder
 from tf_optimizers.callbacks.backup.state import State, Values
 from tf_optimizers.checks import check_integer
-from tf_optimizers.replicas import ReplicaGroup, digests
+from tf_optimizers.codes.digests import digests
+from tf_optimizers.replicas import ReplicaGroup
 
 
 def check_folder(path: Any) -> str:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tf_optimizers.replicas import as_bytes
+from tf_optimizers.codes.digests import as_bytes
 
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.

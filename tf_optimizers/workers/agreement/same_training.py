@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import micro_steps, path_of
-from tf_optimizers.replicas import digests, local_copies
+from tf_optimizers.codes.digests import digests
+from tf_optimizers.replicas import local_copies
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,

@@ -20,8 +20,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.tensorflow_internals import plain_variable
-from tf_optimizers.replicas import effects_of
+from tf_optimizers._compat.tensorflow_internals import (
+    effects_of,
+    plain_variable,
+)
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
 # The capacity of a queue of calls. The queue never fills up, since each step

@@ -20,8 +20,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.tensorflow_internals import convert, in_xla
-from tf_optimizers.replicas import effects_of
+from tf_optimizers._compat.tensorflow_internals import (
+    convert,
+    effects_of,
+    in_xla,
+)
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.replicas import effects_of
+from tf_optimizers._compat.tensorflow_internals import effects_of
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers._compat.distribution import (
     DistributedIterator,

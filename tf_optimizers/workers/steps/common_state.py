@@ -31,11 +31,8 @@ from tf_optimizers._compat.keras_internals import (
     states_of,
 )
 from tf_optimizers._compat.strategies import maker_of
-from tf_optimizers.replicas import (
-    average_over_replicas,
-    digests,
-    local_copies,
-)
+from tf_optimizers.codes.digests import digests
+from tf_optimizers.replicas import local_copies, replicas_of
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
@@ -197,7 +194,7 @@ class CommonState:
         self._check_set(model, differing, subject)
         numbers = [v for v in differing if tf.as_dtype(v.dtype).is_floating]
         with self._strategy.scope():
-            average_over_replicas(self._strategy, numbers)
+            replicas_of(self._strategy).average(numbers)
         self._warn(
             [v for v in differing if not tf.as_dtype(v.dtype).is_floating]
         )

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.strategies import bring_in
-from tf_optimizers.replicas import reduce_together, reducing
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.agreement.same_training import (
     check_same_training,
     compared_weights,
@@ -123,9 +123,7 @@ class MetricReader:
     ) -> None:
         """Sum over replicas all `variables` of the same dtype as `variable`."""
         variables = [v for v in variables if v.dtype == variable.dtype]
-        values = reduce_together(
-            self._strategy, reducing(self._strategy, "SUM"), variables
-        )
+        values = replicas_of(self._strategy).reduce_together(variables)
         self._known = [
             (v, value, self._own(v))
             for v, value in zip(variables, values, strict=True)

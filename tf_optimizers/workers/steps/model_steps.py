@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert
-from tf_optimizers.replicas import reduce_together
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import (
     ModelStep,
     step_of,
@@ -338,8 +338,8 @@ class Step:
         # Our own `strategy.run` would treat these functions as the user's.
         run = functools.partial(tf.distribute.Strategy.run, strategy)
         weighted = (run(_times, (weight, flat[i])) for i in means)
-        sums = reduce_together(
-            strategy, self.reduction.by("SUM"), [*state, *weighted]
+        sums = replicas_of(strategy).reduce_together(
+            [*state, *weighted], self.reduction.by("SUM")
         )
         variables = self._variables()
         values = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers.replicas import reduce_together
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.collectives.bits import (
     GATHERED_DTYPES,
     from_numbers,
@@ -99,7 +99,8 @@ class ScalarsOfRun:
             # Reduce all scalars in one collective, which runs in parallel with
             # the collectives of gradients.
             reduce = self._reduction.by(reduce_op)
-            results = reduce_together(self._strategy, reduce, self._waiting)
+            group = replicas_of(self._strategy)
+            results = group.reduce_together(self._waiting, reduce)
             self._reduced += [
                 (other, reduce_op, result)
                 for other, result in zip(self._waiting, results, strict=True)
