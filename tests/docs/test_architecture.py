@@ -26,7 +26,7 @@ LONGEST = 300
 # The optimizer of a flow, and the largest number of lines to read.
 FLOWS = {
     "Lamb": (lambda: tfo.Lamb(0.1), 715),
-    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 2028),
+    "DGCMomentum": (lambda: tfo.DGCMomentum(0.1, min_compress_size=1), 2027),
     "SparseLoCo": (
         lambda: tfo.SparseLoCo(keras.optimizers.SGD(), min_compress_size=1),
         2283,

@@ -1,7 +1,7 @@
 """Packs tensors, and entries of tensors, into 32-bit words.
 
-Entries are some values of a tensor, with their positions. All collectives send
-such words.
+Entries are some values of a tensor, with their positions. Such words are sent
+when workers gather entries and small values.
 """
 
 import itertools
