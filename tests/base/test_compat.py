@@ -85,6 +85,7 @@ MODEL = [
     "_initial_epoch",
     "_make_function",
     "_maybe_symbolic_build",
+    "_non_trainable_variables",
     "_resolve_auto_jit_compile",
     "_symbolic_build",
 ]
@@ -477,7 +478,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = *KERAS.values(), *TENSORFLOW.values()
-    assert sum(map(len, lists)) <= 105
+    assert sum(map(len, lists)) <= 106
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
