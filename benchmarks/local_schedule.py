@@ -180,9 +180,9 @@ COMPARED = (
     Candidate(30, OUTER_LEARNING_RATE, fewer=2000),
     Candidate(8, OUTER_LEARNING_RATE, fewer=250),
 )
-# Compared in long runs of two workers.
+# Compared in long runs.
 FEWEST = BEST(8, fewer=5000)
-# Also compared on the text, with three seeds.
+# Also compared on the text, with two workers and three seeds.
 LONG_COMPARED = (
     BEST(30, fewer=5000),
     BEST(30, step_ahead=0.0),
@@ -337,9 +337,7 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
     """Train the best schedule, and those to compare it with, in long runs."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
-        tried = [BEST(8)]
-        if MODELS[name].workers == 2:
-            tried.append(FEWEST)
+        tried = [BEST(8), FEWEST]
         if name == SEARCHED_LONG and seed < 3:
             tried += LONG_COMPARED
         for each in tried:

@@ -4,14 +4,15 @@
         [--turns 3] [--width 1414] [--round-trip 200] [--link "100 Mbit/s"]
 
 Two workers train with `fit`, with and without `overlap`, over the link and
-without it, and take turns. A turn is one call of `fit`. The seconds of a turn
-are those of the first worker, from the end of its first round to the end of its
-last round, `--rounds` rounds later. They do not include the exchange at the end
-of an epoch.
+without it, and take turns. A turn is one call of `fit`. Its result is the
+median time of a round on the first worker, over `--rounds` rounds after the
+first round. It does not include the exchange at the end of an epoch.
 
-    exchange = seconds over the link - seconds without, both without `overlap`
-    hidden   = 1 - (seconds over the link - seconds without) / exchange,
+    exchange = time over the link - time without, both without `overlap`
+    hidden   = 1 - (time over the link - time without) / exchange,
                both with `overlap`
+
+At most the time of a round without a link can be hidden.
 
 Links, round trips and the model are those of latency.py. The optimizer is
 `SparseLoCo.for_steps(3000, AdamW)`.
@@ -26,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import hosts
 import keras
 import latency
+import numpy as np
 import results
 import tables
 import tqdm
@@ -58,19 +60,20 @@ class Training(latency.Training):
         self.measure(kind, 2)
 
     def measure(self, kind: str, rounds: int) -> float:
-        """Return the seconds of some rounds, without the first round."""
+        """Return the median time of a round, in ms, without the first round."""
         clock, steps = Clock(), self.local_steps
         data = self.data.take(steps * (rounds + 1))
         self.models[kind].fit(data, shuffle=False, verbose=0, callbacks=[clock])
         # The first time is that of the second step.
-        return sum(clock.times[steps - 1 :]) / 1e3
+        times = np.reshape(clock.times[steps - 1 :], [rounds, steps])
+        return float(np.median(times.sum(1)))
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """Return the seconds of each turn, by kind and link."""
+    """Return the times of each turn, by kind and link."""
     command = [__file__, "--work", "--width", str(options.width)]
     command += ["--local-steps", str(options.local_steps)]
-    seconds: dict[str, dict[str, list[float]]] = {
+    times: dict[str, dict[str, list[float]]] = {
         kind: {"link": [], "none": []} for kind in KINDS
     }
     with (
@@ -88,26 +91,26 @@ def measure(options: Any) -> dict[str, Any]:
                     first, *_ = group.ask(
                         function="measure", kind=kind, rounds=options.rounds
                     )
-                    seconds[kind][place].append(first)
+                    times[kind][place].append(first)
     return {
         "link": options.link,
         "round_trip_ms": options.round_trip,
         "local_steps": options.local_steps,
         "rounds": options.rounds,
         "width": options.width,
-        "seconds": seconds,
-        "hidden": hidden(seconds),
+        "ms": times,
+        "hidden": hidden(times),
     }
 
 
-def hidden(seconds: dict[str, dict[str, list[float]]]) -> list[float]:
+def hidden(ms: dict[str, dict[str, list[float]]]) -> list[float]:
     """Return the share of the exchange that is hidden in each turn."""
     added = {
         kind: [
             far - near
             for far, near in zip(times["link"], times["none"], strict=True)
         ]
-        for kind, times in seconds.items()
+        for kind, times in ms.items()
     }
     exchange = statistics.median(added["waits"])
     return [1 - more / exchange for more in added["overlaps"]]

@@ -257,23 +257,26 @@ def latency(name: str, result: dict) -> str:
 
 
 def overlap(name: str, result: dict) -> str:
-    """Return the seconds of rounds, and the share of the exchange hidden."""
+    """Return the times of a round, and the share of the exchange hidden."""
+    middle, low, high = (
+        f"{f(result['hidden']):.0%}" for f in (statistics.median, min, max)
+    )
     return (
         table(
-            f"{name}: median seconds of {result['rounds']} rounds",
+            f"{name}: ms of a round, median of {len(result['hidden'])} turns",
             "| | without a link | over the link |",
             (
                 [
                     kind,
                     *(
-                        f"{statistics.median(times[k]):.2f}"
+                        f"{statistics.median(times[k]):.0f}"
                         for k in ("none", "link")
                     ),
                 ]
-                for kind, times in result["seconds"].items()
+                for kind, times in result["ms"].items()
             ),
         )
-        + f"\n\n{statistics.median(result['hidden']):.0%} are hidden."
+        + f"\n\nOf the exchange, {middle} ({low} to {high}) is hidden."
     )
 
 
