@@ -7,6 +7,7 @@ dense float32 gradients in every step. Its sparsity follows from this number.
 First, short runs with one seed compare all candidates on the text. Long runs
 then compare the best candidate with the inner optimizer alone ("dense"), with
 more and fewer bytes, and with the stages that `for_steps` sets for gradients.
+The inner optimizer is AdamW; the best candidate also trains with Muon.
 Runs of ten times as many steps have their own models. `local_simulation.py`
 trains; learning rates are chosen as in study.py.
 
@@ -26,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import results
 import tables
-from local_simulation import Simulation
+from local_simulation import ADAMW, MUON, Simulation
 from run_bytes import ROUNDS, SIZE, bytes_of
 from study import DENSE, initial_weights, tuned_rate
 from tasks import TASKS, Task, make_transformer, manual, sources
@@ -191,11 +192,12 @@ LONG_COMPARED = (
 
 
 class Model(NamedTuple):
-    """A task with its network, and the numbers of workers and steps."""
+    """A task, workers that share a batch, steps, and the inner optimizer."""
 
     task: Task
     workers: int = 2
     steps: int = STEPS
+    inner: str = ADAMW
 
 
 def narrow(task: Task, read: Callable[[], str]) -> Task:
@@ -207,8 +209,12 @@ def narrow(task: Task, read: Callable[[], str]) -> Task:
 TEXT, CODE = narrow(TASKS["text"], manual), narrow(TASKS["code"], sources)
 SEARCHED, SEARCHED_LONG = "text, 2 workers", "text, 2 workers, long"
 MODELS = {
-    f"{name}, {workers} workers{suffix}": Model(task, workers, steps)
-    for steps, suffix in ((STEPS, ""), (LONG, ", long"))
+    f"{name}, {workers} workers{suffix}": Model(task, workers, steps, inner)
+    for steps, inner, suffix in (
+        (STEPS, ADAMW, ""),
+        (LONG, ADAMW, ", long"),
+        (STEPS, MUON, ", Muon"),
+    )
     for name, task in (("text", TEXT), ("code", CODE))
     for workers in (2, 4)
 }
@@ -219,11 +225,11 @@ class Bench:
 
     def __init__(self, path: pathlib.Path, name: str) -> None:
         self._path, self.document = path, results.load(path)
-        task, workers, steps = MODELS[name]
+        task, workers, steps, inner = MODELS[name]
         task = dataclasses.replace(task, epochs=EPOCHS[steps])
         self._task = task
         self._simulations = {
-            count: Simulation(task.make_model(), count)
+            count: Simulation(task.make_model(), count, inner)
             for count in (1, workers)
         }
         self._workers = workers
@@ -344,6 +350,13 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
             bench.train(each.name, each.arguments(LONG), LONG, seed)
 
 
+def compare_muon(bench: Bench, seeds: int) -> None:
+    """Train the best schedule around Muon, and Muon alone."""
+    for seed in range(seeds):
+        bench.train(DENSE, None, STEPS, seed)
+        bench.train(BEST(8).name, BEST(8).arguments(STEPS), STEPS, seed)
+
+
 def main() -> None:
     parser = results.options(__file__, __doc__, MODELS, seeds=5)
     arguments = parser.parse_args()
@@ -352,6 +365,9 @@ def main() -> None:
         if MODELS[name].steps == LONG:
             bench.tune(LONG)
             compare_long(bench, name, arguments.seeds)
+        elif MODELS[name].inner == MUON:
+            bench.tune(STEPS)
+            compare_muon(bench, arguments.seeds)
         else:
             bench.tune(SEARCH[0])
             if name == SEARCHED:

@@ -1,9 +1,9 @@
-"""Simulates workers that take local steps of AdamW, in one process.
+"""Simulates workers that take local steps of AdamW or Muon, in one process.
 
 Up to rounding, it computes the same weights as several workers with
-`tfo.SparseLoCo(keras.optimizers.AdamW(...), sync_every=...)`, in a fraction of
-the time: the steps of a round are one graph, which all settings share. A test
-compares the two.
+`tfo.SparseLoCo(make_inner(...), sync_every=...)`, in a fraction of the time:
+the steps of a round are one graph, which all settings share. A test compares
+the two.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,27 @@ from tf_optimizers.compression.sparsity_schedule import (
 from tf_optimizers.demo.trainer import WarmupThenDecay
 
 WEIGHT_DECAY = 0.01
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7  # The defaults of Keras.
+# The defaults of Keras.
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
+MOMENTUM, ITERATIONS, SCALE = 0.95, 5, 0.2
+A, B, C = 3.4445, -4.7750, 2.0315
+ADAMW, MUON = "AdamW", "Muon"
 
 Tensors = list[tf.Tensor]
+
+
+def make_inner(
+    name: str, rate: Any, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    """Return AdamW, or Muon, which steps only hidden weight matrices."""
+    if name == ADAMW:
+        return keras.optimizers.AdamW(rate, weight_decay=WEIGHT_DECAY)
+    return keras.optimizers.Muon(
+        rate,
+        weight_decay=WEIGHT_DECAY,
+        adam_weight_decay=WEIGHT_DECAY,
+        exclude_layers=["positions", model.layers[-1].name],
+    )
 
 
 class Simulation:
@@ -34,10 +52,19 @@ class Simulation:
         model: The network, which returns logits. It keeps its weights until
             `evaluate`.
         workers: int >= 1.
+        inner: `ADAMW` or `MUON`.
     """
 
-    def __init__(self, model: keras.Model, workers: int) -> None:
+    def __init__(
+        self, model: keras.Model, workers: int, inner: str = ADAMW
+    ) -> None:
         self.model, self.workers = model, workers
+        self._by_muon = [False] * len(model.trainable_variables)
+        if inner == MUON:
+            optimizer = make_inner(MUON, 0.0, model)
+            optimizer.build(model.trainable_variables)
+            # Muon has no second moments of the variables that it steps itself.
+            self._by_muon = [v is None for v in optimizer.adam_velocities]
         self._schedule = WarmupThenDecay()
         self._local_steps = tf.function(
             self._take_local_steps, autograph=False, jit_compile=True
@@ -114,7 +141,7 @@ class Simulation:
             common: The common weights, repeated for each worker. The first
                 gradients are taken at these weights.
             weights: Weights of all workers.
-            means: AdamW's means of gradients.
+            means: AdamW's means of gradients, or Muon's momentum.
             squares: AdamW's means of squared gradients.
             first: The number of steps before this round.
             rates: Learning rate of each step.
@@ -133,18 +160,21 @@ class Simulation:
             t = tf.cast(first + tf.cast(i, tf.int64) + 1, tf.float32)
             rate = rates[i]
             alpha = rate * tf.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)
-            means = [
-                m + (g - m) * (1 - BETA_1)
-                for m, g in zip(means, gradients, strict=True)
-            ]
-            squares = [
-                v + (g * g - v) * (1 - BETA_2)
-                for v, g in zip(squares, gradients, strict=True)
-            ]
-            weights = [
-                w - w * WEIGHT_DECAY * rate - m * alpha / (tf.sqrt(v) + EPSILON)
-                for w, m, v in zip(weights, means, squares, strict=True)
-            ]
+            moved = []
+            state = zip(
+                *(self._by_muon, weights, means, squares, gradients),
+                strict=True,
+            )
+            for by_muon, w, m, v, g in state:
+                if by_muon:
+                    m = m * MOMENTUM + g
+                    update = rate * orthogonal(g + MOMENTUM * m)
+                else:
+                    m += (g - m) * (1 - BETA_1)
+                    v += (g * g - v) * (1 - BETA_2)
+                    update = m * alpha / (tf.sqrt(v) + EPSILON)
+                moved.append((w - w * WEIGHT_DECAY * rate - update, m, v))
+            weights, means, squares = map(list, zip(*moved, strict=True))
             return i + 1, weights, means, squares
 
         _, *state = tf.while_loop(
@@ -174,6 +204,22 @@ class Simulation:
                 )
             found.append(tape.gradient(loss, own, unconnected_gradients="zero"))
         return [tf.stack(each) for each in zip(*found, strict=True)]
+
+
+def orthogonal(matrices: tf.Tensor) -> tf.Tensor:
+    """Return Keras's approximation of the nearest orthogonal matrices, scaled.
+
+    The argument's shape is [workers, rows, columns].
+    """
+    rows, columns = matrices.shape[1:]
+    if rows > columns:
+        transposed = orthogonal(tf.linalg.matrix_transpose(matrices))
+        return tf.linalg.matrix_transpose(transposed)
+    x = matrices / (tf.norm(matrices, axis=(1, 2), keepdims=True) + 1e-7)
+    for _ in range(ITERATIONS):
+        product = tf.matmul(x, x, transpose_b=True)
+        x = A * x + (B * product + C * product @ product) @ x
+    return x * SCALE * columns**0.5
 
 
 class Exchange:

@@ -33,6 +33,7 @@ def network():
         [
             keras.Input((6,)),
             keras.layers.Dense(30, activation="tanh"),
+            keras.layers.Dense(20, activation="tanh"),
             keras.layers.Dense(5),
         ]
     )
@@ -44,13 +45,13 @@ def data():
     return list(zip(x, rng.integers(5, size=(STEPS, ROWS)), strict=True))
 
 
-def trained_by_the_package(strategy, settings):
+def trained_by_the_package(strategy, settings, name):
     """Return the weights after a run under a strategy of two replicas."""
     with strategy.scope():
         model = network()
         schedule = local_simulation.WarmupThenDecay()
         schedule.set(PEAK, STEPS)
-        inner = keras.optimizers.AdamW(schedule, weight_decay=0.01)
+        inner = local_simulation.make_inner(name, schedule, model)
         optimizer = tfo.SparseLoCo(inner, min_compress_size=1, **settings)
         optimizer.build(model.trainable_variables)
     variables, share = model.trainable_variables, ROWS // 2
@@ -73,15 +74,17 @@ def trained_by_the_package(strategy, settings):
     return model.get_weights()
 
 
-@pytest.mark.parametrize("step_ahead", [0.0, 0.25])
-def test_simulation_takes_the_steps_of_the_package(mirrored, step_ahead):
+@pytest.mark.parametrize(
+    "inner, step_ahead", [("AdamW", 0.0), ("AdamW", 0.25), ("Muon", 0.25)]
+)
+def test_simulation_takes_the_steps_of_the_package(mirrored, inner, step_ahead):
     settings = SETTINGS | {"step_ahead": step_ahead}
     model = network()
     first = model.get_weights()
-    simulation = local_simulation.Simulation(model, 2)
+    simulation = local_simulation.Simulation(model, 2, inner)
     simulation.train(first, data(), PEAK, **settings)
     found = model.get_weights()
-    wanted = trained_by_the_package(mirrored, settings)
+    wanted = trained_by_the_package(mirrored, settings, inner)
     for start, one, other in zip(first, found, wanted, strict=True):
         assert np.max(np.abs(one - start)) > 0.1
         np.testing.assert_allclose(one, other, atol=1e-4)
@@ -130,24 +133,29 @@ def test_page_shows_the_results():
     page = (root / "docs" / "sparse_loco.md").read_text()
     results = root / "benchmarks" / "results" / "local_schedule.json"
     models = json.loads(results.read_text())["models"]
-    pattern = r"^\| (text|code) \| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$"
+    pattern = (
+        r"^\| (text|code) \| (\w+) \| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$"
+    )
     rows = re.findall(pattern, page, re.M)
-    assert len(rows) >= 12
-    for data, workers, every, steps, shown in rows:
+    assert len(rows) >= 16
+    for data, inner, workers, every, steps, shown in rows:
         steps = int(steps.replace(",", ""))
-        (name,) = (
-            name
-            for name, model in local_schedule.MODELS.items()
-            if name.startswith(f"{data}, {workers} ") and model.steps == steps
+        name, adamw = (
+            next(
+                name
+                for name, model in local_schedule.MODELS.items()
+                if name.startswith(f"{data}, {workers} ")
+                and (model.steps, model.inner) == (steps, each)
+            )
+            for each in (inner, "AdamW")
         )
-        schedules = models[name]["runs"][str(steps)]
         fewer, *cells = shown.split(" | ")
         times = 5000 if fewer.startswith("5") else 1000
         best = local_schedule.BEST(int(every), fewer=times).name
-        found = schedules[best]
+        found = models[name]["runs"][str(steps)][best]
         assert len(found["runs"]) == 5
         assert fewer == f"{found['fewer']:,.0f}"
         _, accuracy, _, bits = tables.against_dense(
-            found["runs"], schedules["dense"]["runs"]
+            found["runs"], models[adamw]["runs"][str(steps)]["dense"]["runs"]
         )
         assert cells == [accuracy, bits]
