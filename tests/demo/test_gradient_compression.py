@@ -28,8 +28,9 @@ from tf_optimizers.demo.gradient_compression.clock import (
     summary,
 )
 from tf_optimizers.demo.gradient_compression.compression_study import (
+    COMPRESSED,
     FULL,
-    PAIRS,
+    LOCAL,
     QUICK,
     choose_rates,
     make_optimizers,
@@ -150,14 +151,21 @@ def test_plan_keeps_its_promises(plan):
     for rates in plan.rates.values():
         assert list(rates) == sorted(rates)
     assert plan.batch_size % plan.workers == 0
-    assert plan.steps % plan.measured_every == 0
     optimizers = make_optimizers(plan)
-    assert list(optimizers) == [name for pair in PAIRS.items() for name in pair]
+    assert list(optimizers) == [
+        name
+        for dense, others in COMPRESSED.items()
+        for name in (dense, *others)
+    ]
+    for name in optimizers:
+        assert plan.steps % plan.measured_after(name) == 0
+    # Measuring weights within a round would end the round.
+    assert plan.measured_after(LOCAL) == optimizers[LOCAL](0.1).sync_every
     dgc, loco = (
         [schedule.stages[schedule.stage(step)] for step in range(plan.steps)]
         for schedule in (
             optimizers[name](0.1)._compressor.schedule
-            for name in PAIRS.values()
+            for name in ("DGCMomentum", "SparseLoCo")
         )
     )
     assert (
@@ -191,7 +199,7 @@ def test_rates_are_validated_on_splits_of_their_own(data_dir, monkeypatch):
     plan = replace(QUICK, tuning_seeds=(11, 12))
     settings = Settings(2, 0, NONE, True, data_dir, data_dir)
     tuned = choose_rates(plan, settings, Progress())
-    assert set(tuned) == set(PAIRS)
+    assert set(tuned) == set(COMPRESSED)
     for ours, held_out in zip(seen, validated, strict=True):
         assert not ours & held_out
     first, second, *again = seen
@@ -231,7 +239,7 @@ def made_up_row(name, ends, seconds, sent, link=LINK, over_link=12):
 
 def made_up_result(dense, sparse, link=LINK):
     """Return the result of a pair of rows, as `run` does."""
-    pair = {
+    group = {
         "optimizers": [dense, sparse],
         "tuned": "SGD",
         "tuning": [],
@@ -244,6 +252,7 @@ def made_up_result(dense, sparse, link=LINK):
             "seeds": [0, 1, 2],
             "warmup_share": 0.1,
             "sparsity": QUICK.schedule.sparsity,
+            "local_steps": 8,
             "momentum": 0.9,
             "value_dtype": "int4",
             "split_sizes": {"train": 1024, "validation": 386, "test": 387},
@@ -251,7 +260,7 @@ def made_up_result(dense, sparse, link=LINK):
         },
         "measured": None if link == NONE else link._asdict(),
         "parameters": 12_345,
-        "pairs": [pair],
+        "groups": [group],
     }
 
 
@@ -344,8 +353,7 @@ def test_rows_by_link_are_those_of_the_model():
 )
 def test_finding_follows_the_numbers(ends, seconds, expected):
     dgc = made_up_row("DGC", ends, [seconds] * 3, DGC_BYTES)
-    (pair,) = made_up_result(SGD, dgc)["pairs"]
-    assert expected in compression_report.finding(pair)
+    assert expected in compression_report.finding(SGD, dgc)
 
 
 def test_report_without_a_link_has_no_model(tmp_path):
@@ -406,9 +414,9 @@ def result(report_dir):
 
 @pytest.mark.long
 def test_quick_run_trains_all_from_the_same_start(result):
-    for pair in result["pairs"]:
-        assert (pair["learning_rate"],) == QUICK.rates[pair["tuned"]]
-        for row in pair["optimizers"]:
+    for group in result["groups"]:
+        assert (group["learning_rate"],) == QUICK.rates[group["tuned"]]
+        for row in group["optimizers"]:
             assert sum(row["steps"]) == QUICK.steps
             # Chance is 0.1, which an optimizer that does not move would reach.
             assert np.array(row["accuracy"]).shape == (2, len(row["steps"]))
@@ -420,23 +428,26 @@ def test_quick_run_took_the_time_of_the_link(result):
     measured = Link(**result["measured"])
     assert 60e6 < measured.rate < 101e6
     assert 0.02 <= measured.round_trip < 0.03
-    for pair in result["pairs"]:
-        for row in pair["optimizers"]:
-            # Each step takes at least one round trip.
-            assert min(row["seconds"]) > QUICK.measured_every * 0.02
-            assert 0.5 < row["round_trips"] < 4
+    for group in result["groups"]:
+        for row in group["optimizers"]:
+            # Each exchange takes at least one round trip.
+            exchanges = 1 if row["optimizer"] == LOCAL else QUICK.measured_every
+            assert min(row["seconds"]) > exchanges * 0.02
+            trips = row["round_trips"] * row["steps"][0] / exchanges
+            assert 0.5 < trips < 4
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sent_bytes() is None, reason="no counter of bytes")
 def test_quick_run_counts_sent_bytes(result):
-    for pair in result["pairs"]:
-        dense, sparse = (row["bytes"] for row in pair["optimizers"])
+    for group in result["groups"]:
+        dense, sparse, *local = (row["bytes"] for row in group["optimizers"])
         least = 4 * result["parameters"] * QUICK.measured_every
         assert least < min(dense) and max(dense) < 1.2 * least
         assert sum(sparse) < sum(dense) / 8
         # The last step sends all residuals.
         assert 1 / QUICK.measured_every < sparse[-1] / dense[-1] < 0.5
+        assert all(sum(each) < sum(sparse) for each in local)
 
 
 @pytest.mark.long

@@ -75,8 +75,8 @@ def test_first_screen_shows_the_committed_results(page, image):
     first_screen = " ".join(text.split("| your situation |")[0].split())
     assert f"]({image})" in first_screen
     expected = []
-    for pair in result["pairs"]:
-        dense, sparse = pair["optimizers"]
+    for group in result["groups"]:
+        dense, sparse, *_ = group["optimizers"]
         slow, fast = (
             seconds_to(0.95, row, clock(row)) for row in (dense, sparse)
         )

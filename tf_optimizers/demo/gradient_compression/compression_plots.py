@@ -28,10 +28,14 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.4), layout="constrained")
         axes = figure.subplots(
-            1, len(result["pairs"]), sharex=True, sharey=True
+            1, len(result["groups"]), sharex=True, sharey=True
         )
-        for number, pair in enumerate(result["pairs"]):
-            _draw_pair(np.atleast_1d(axes)[number], pair, 2 * number)
+        number = 0
+        for axis, group in zip(
+            np.atleast_1d(axes), result["groups"], strict=True
+        ):
+            _draw_group(axis, group["optimizers"], number)
+            number += len(group["optimizers"])
         np.atleast_1d(axes)[0].set_ylabel("test accuracy (%)")
         figure.savefig(folder / FILE, dpi=120)
     caption = (
@@ -41,11 +45,10 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     return {caption: FILE}
 
 
-def _draw_pair(axis: Axes, pair: dict[str, Any], number: int) -> None:
-    for row in pair["optimizers"]:
+def _draw_group(axis: Axes, rows: list[dict[str, Any]], first: int) -> None:
+    for number, row in enumerate(rows, first):
         runs = np.array(row["accuracy"])
         draw_runs(axis, clock(row), runs, number, row["optimizer"])
-        number += 1
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

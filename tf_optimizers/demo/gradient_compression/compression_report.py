@@ -36,7 +36,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
             "## Gradient compression",
             f"How long does training take {place(result)}, with dense and with "
             "compressed exchanges?",
-            "\n".join(f"- {finding(pair)}" for pair in result["pairs"]),
+            "\n".join(f"- {finding(*pair)}" for pair in _pairs(result)),
             f"![{caption}]({name})",
             f"*{caption}.*",
             f"Seconds of training to each test accuracy, {place(result)}:",
@@ -61,15 +61,18 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     levels = [f"{100 * level:.0f} %" for level in LEVELS]
     heading = ["optimizer", *levels, "end", "MB", "points behind (95 %)"]
     shown = []
-    for pair in result["pairs"]:
-        dense, sparse = pair["optimizers"]
-        gap = "{:+.1f} ({:+.1f} to {:+.1f})".format(*behind(dense, sparse))
-        for row, last in ((dense, ""), (sparse, gap)):
-            mb = _NOT_COUNTED
-            if row["bytes"]:
-                mb = f"{sum(row['bytes']) / 1e6:,.1f}"
-            seconds = _seconds(row, clock(row))
-            shown.append([row["optimizer"], *seconds, mb, last])
+    gaps = {
+        sparse["optimizer"]: "{:+.1f} ({:+.1f} to {:+.1f})".format(
+            *behind(dense, sparse)
+        )
+        for dense, sparse in _pairs(result)
+    }
+    for row in _optimizers(result):
+        name, mb = row["optimizer"], _NOT_COUNTED
+        if row["bytes"]:
+            mb = f"{sum(row['bytes']) / 1e6:,.1f}"
+        seconds = _seconds(row, clock(row))
+        shown.append([name, *seconds, mb, gaps.get(name, "")])
     return [heading, *shown]
 
 
@@ -81,8 +84,7 @@ def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
         *(
             [f"{link}: {row['optimizer']}", *_seconds(row, clock(row, link))]
             for link in _modeled(result)
-            for pair in result["pairs"]
-            for row in pair["optimizers"]
+            for row in _optimizers(result)
         ),
     ]
 
@@ -95,9 +97,8 @@ def _seconds(row: dict[str, Any], seconds: Any) -> list[str]:
     ]
 
 
-def finding(pair: dict[str, Any]) -> str:
+def finding(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
     """Return a summary of the speed, traffic and accuracy of a pair."""
-    dense, sparse = pair["optimizers"]
     names = [row["optimizer"] for row in (dense, sparse)]
     mean, low, high = behind(dense, sparse)
     side = "ahead of" if mean < 0 else "behind"
@@ -151,15 +152,24 @@ def _columns(result: dict[str, Any]) -> str:
     return (
         "An accuracy is reached when the mean over "
         f"{len(result['settings']['seeds'])} seeds reaches it. Accuracy is "
-        f"measured every {result['settings']['measured_every']} steps, while "
-        f"the clock is stopped. {counted} Points behind: the final accuracy of "
-        "the dense optimizer minus that of the compressed one, seed by seed, "
-        "with Student's interval."
+        f"measured every {result['settings']['measured_every']} steps, or "
+        f"after each exchange, while the clock is stopped. {counted} Points "
+        "behind: the final accuracy of the dense optimizer minus that of the "
+        "compressed one, seed by seed, with Student's interval."
     )
 
 
 def _optimizers(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for pair in result["pairs"] for row in pair["optimizers"]]
+    return [row for group in result["groups"] for row in group["optimizers"]]
+
+
+def _pairs(result: dict[str, Any]) -> list[tuple[dict, dict]]:
+    """Return each compressed optimizer, after its dense counterpart."""
+    return [
+        (group["optimizers"][0], sparse)
+        for group in result["groups"]
+        for sparse in group["optimizers"][1:]
+    ]
 
 
 def _modeled(result: dict[str, Any]) -> list[Link]:
@@ -209,21 +219,23 @@ def _set_up(result: dict[str, Any]) -> str:
         "AdamW, both with the settings of `for_steps`: "
         f'`value_dtype="{settings["value_dtype"]}"`, a sparsity of '
         f"{', '.join(shares)} %, in reverse at the end, and a last step that "
-        "sends everything still unsent. As in the paper, the compressed "
-        "optimizer uses the learning rate of the dense one, without tuning. "
-        + " ".join(_rate_note(pair, settings) for pair in result["pairs"])
+        "sends everything still unsent. With local steps: "
+        f"`for_steps` with `sync_every={settings['local_steps']}`. As in the "
+        "paper, compressed optimizers use the learning rate of the dense one, "
+        "without tuning. "
+        + " ".join(_rate_note(group, settings) for group in result["groups"])
     )
 
 
-def _rate_note(pair: dict[str, Any], settings: dict[str, Any]) -> str:
-    rates = settings["rates"][pair["tuned"]]
+def _rate_note(group: dict[str, Any], settings: dict[str, Any]) -> str:
+    rates = settings["rates"][group["tuned"]]
     splits = len(settings["tuning_seeds"])
     note = (
-        f"{pair['tuned']}: {pair['learning_rate']:.3g}, the best of "
+        f"{group['tuned']}: {group['learning_rate']:.3g}, the best of "
         f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} by mean "
         f"accuracy on {splits} validation splits with different seeds."
     )
-    if pair["at_edge_of_grid"]:
+    if group["at_edge_of_grid"]:
         note += " This rate is at an edge of the grid."
     return note
 

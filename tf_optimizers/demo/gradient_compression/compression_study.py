@@ -2,9 +2,8 @@
 
 Momentum SGD and AdamW train with dense and with compressed exchanges. This
 process chooses the learning rates of the dense optimizers, on several splits.
-Two worker processes (`compression_worker.py`) then train with all four
-optimizers at these rates, with new seeds. Only the runs with the first seed are
-timed over a simulated link. Dense runs use the link only for their first steps,
+Two worker processes (`compression_worker.py`) then train with all optimizers at
+these rates, with new seeds. Only the runs with the first seed are timed over a simulated link. Dense runs use the link only for their first steps,
 because all dense steps take the same time. Only the workers see the test split.
 """
 
@@ -45,9 +44,13 @@ WORKER = "tf_optimizers.demo.gradient_compression.compression_worker"
 
 MOMENTUM = 0.9
 
-# The compressed counterpart of each dense optimizer, with the same learning
+# Local steps between two exchanges of the optimizer `LOCAL`.
+LOCAL_STEPS = 8
+LOCAL = f"SparseLoCo, {LOCAL_STEPS} local steps"
+
+# The compressed counterparts of each dense optimizer, with the same learning
 # rate.
-PAIRS = {"SGD": "DGCMomentum", "AdamW": "SparseLoCo"}
+COMPRESSED = {"SGD": ("DGCMomentum",), "AdamW": ("SparseLoCo", LOCAL)}
 
 # Time limits in seconds, several times what two slow cores need without a link.
 SECONDS_PER_RUN = 60.0
@@ -67,6 +70,10 @@ class Plan:
     workers: int = 2
     measured_every: int = 4  # Steps between two measurements.
     timed_steps: int = 16  # Steps of a dense run over the link.
+
+    def measured_after(self, optimizer: str) -> int:
+        """Return the steps between two measurements of an optimizer."""
+        return LOCAL_STEPS if optimizer == LOCAL else self.measured_every
 
     @property
     def schedule(self) -> SparsitySchedule:
@@ -103,6 +110,9 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
         "SparseLoCo": lambda rate: tfo.SparseLoCo.for_steps(
             plan.steps, keras.optimizers.AdamW(rate)
         ),
+        LOCAL: lambda rate: tfo.SparseLoCo.for_steps(
+            plan.steps, keras.optimizers.AdamW(rate), sync_every=LOCAL_STEPS
+        ),
     }
 
 
@@ -112,7 +122,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
     first = settings.first_seed
     seeds = range(first, first + min(settings.seeds, plan.max_seeds))
     trials = len(plan.tuning_seeds) * sum(map(len, plan.rates.values()))
-    progress.reset(trials + 2 * len(PAIRS) * len(seeds))
+    progress.reset(trials + len(make_optimizers(plan)) * len(seeds))
     measured = NONE
     if settings.link != NONE:
         progress.set_description_str(f"measuring {settings.link}")
@@ -125,8 +135,8 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
         "link": str(settings.link),
         "rates": {
             name: tuned[dense]["learning_rate"]
-            for dense, compressed in PAIRS.items()
-            for name in (dense, compressed)
+            for dense, compressed in COMPRESSED.items()
+            for name in (dense, *compressed)
         },
         "data_dir": str(settings.data_dir.absolute()),
     }
@@ -138,6 +148,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
             "seeds": list(seeds),
             "warmup_share": WARMUP_SHARE,
             "sparsity": plan.schedule.sparsity,
+            "local_steps": LOCAL_STEPS,
             "momentum": MOMENTUM,
             "value_dtype": VALUE_DTYPE,
             "split_sizes": SPLIT_SIZES,
@@ -145,16 +156,16 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
         },
         "parameters": outcome["parameters"],
         "measured": None if measured == NONE else measured._asdict(),
-        "pairs": [
+        "groups": [
             {
                 "tuned": dense,
                 **tuned[dense],
                 "optimizers": [
                     {"optimizer": name, **summary(runs[name], measured)}
-                    for name in (dense, compressed)
+                    for name in (dense, *compressed)
                 ],
             }
-            for dense, compressed in PAIRS.items()
+            for dense, compressed in COMPRESSED.items()
         ],
     }
 
@@ -172,7 +183,7 @@ def choose_rates(
     parts = [whole(data[name]) for name in ("train", "validation")]
     images, labels = map(np.concatenate, zip(*parts, strict=True))
     tuned = {}
-    for name in PAIRS:
+    for name in COMPRESSED:
         trainer = Trainer(
             build_model(0, plan.hidden_units), make_optimizers(plan)[name]
         )

@@ -22,8 +22,8 @@ import tensorflow as tf
 import tf_optimizers as tfo
 from tf_optimizers.demo.data import load_splits, shuffled_batches, whole
 from tf_optimizers.demo.gradient_compression.compression_study import (
+    COMPRESSED,
     FULL,
-    PAIRS,
     QUICK,
     Plan,
     make_optimizers,
@@ -120,7 +120,7 @@ class SharedStudy:
         # time only a few of them.
         steps, over_link = self.plan.steps, 0
         if link != NONE:
-            over_link = self.plan.timed_steps if name in PAIRS else steps
+            over_link = self.plan.timed_steps if name in COMPRESSED else steps
 
         def at_mark(done: int, pace: float) -> None:
             if done == over_link:
@@ -131,7 +131,7 @@ class SharedStudy:
                 self._say(f"{BEGIN}{title}, {left:.0f} s left")
 
         recorder = Recorder(
-            self.plan.measured_every,
+            self.plan.measured_after(name),
             lambda: self.trainers[name].count_correct(*self.test),
             at_mark,
         )
