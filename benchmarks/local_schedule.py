@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import keras
+import numpy as np
 import results
 import tables
 from local_simulation import ADAMW, MUON, Simulation
@@ -41,6 +43,7 @@ from tf_optimizers.compression.sparsity_schedule import (
     SparsitySchedule,
     recommended_schedule,
 )
+from tf_optimizers.demo.network import build_model
 from tf_optimizers.demo.results import write_json
 
 NARROW = 64  # The width of the transformer.
@@ -51,8 +54,6 @@ BUDGET = 1000
 # ends with a round. `SEARCH` holds the steps and the seed of the search.
 STEPS, SEARCH = 3240, (1200, 0)
 LONG = 10 * STEPS
-# The epochs of data that a run of these steps needs.
-EPOCHS = {STEPS: 3, LONG: 30}
 # "early" and "late" send `MORE` times as much in a quarter of the run.
 QUARTER, MORE = 4, 3
 
@@ -206,6 +207,12 @@ def narrow(task: Task, read: Callable[[], str]) -> Task:
     return dataclasses.replace(task, make_model=make_model)
 
 
+def make_narrow() -> keras.Model:
+    """Return a network with two hidden layers, with random weights."""
+    return build_model(np.random.randint(1 << 16), (NARROW, NARROW))
+
+
+DIGITS = dataclasses.replace(TASKS["digits"], make_model=make_narrow)
 TEXT, CODE = narrow(TASKS["text"], manual), narrow(TASKS["code"], sources)
 SEARCHED, SEARCHED_LONG = "text, 2 workers", "text, 2 workers, long"
 MODELS = {
@@ -218,6 +225,13 @@ MODELS = {
     for name, task in (("text", TEXT), ("code", CODE))
     for workers in (2, 4)
 }
+# These train only with the best candidate.
+OTHERS = {
+    **{f"digits, {n} workers": Model(DIGITS, n) for n in (2, 4, 8)},
+    "text, 8 workers": Model(TEXT, 8),
+    "code, 8 workers": Model(CODE, 8),
+}
+MODELS |= OTHERS
 
 
 class Bench:
@@ -226,7 +240,8 @@ class Bench:
     def __init__(self, path: pathlib.Path, name: str) -> None:
         self._path, self.document = path, results.load(path)
         task, workers, steps, inner = MODELS[name]
-        task = dataclasses.replace(task, epochs=EPOCHS[steps])
+        epochs = -(-steps // task.steps_per_epoch)
+        task = dataclasses.replace(task, epochs=epochs)
         self._task = task
         self._simulations = {
             count: Simulation(task.make_model(), count, inner)
@@ -350,8 +365,8 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
             bench.train(each.name, each.arguments(LONG), LONG, seed)
 
 
-def compare_muon(bench: Bench, seeds: int) -> None:
-    """Train the best schedule around Muon, and Muon alone."""
+def compare_best(bench: Bench, seeds: int) -> None:
+    """Train with the best candidate, and dense."""
     for seed in range(seeds):
         bench.train(DENSE, None, STEPS, seed)
         bench.train(BEST(8).name, BEST(8).arguments(STEPS), STEPS, seed)
@@ -365,9 +380,9 @@ def main() -> None:
         if MODELS[name].steps == LONG:
             bench.tune(LONG)
             compare_long(bench, name, arguments.seeds)
-        elif MODELS[name].inner == MUON:
+        elif MODELS[name].inner == MUON or name in OTHERS:
             bench.tune(STEPS)
-            compare_muon(bench, arguments.seeds)
+            compare_best(bench, arguments.seeds)
         else:
             bench.tune(SEARCH[0])
             if name == SEARCHED:
