@@ -134,10 +134,10 @@ def test_page_shows_the_results():
     results = root / "benchmarks" / "results" / "local_schedule.json"
     models = json.loads(results.read_text())["models"]
     pattern = (
-        r"^\| (text|code) \| (\w+) \| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$"
+        r"^\| (text|code|digits) \| (\w+) \| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$"
     )
     rows = re.findall(pattern, page, re.M)
-    assert len(rows) >= 16
+    assert len(rows) >= 20
     for data, inner, workers, every, steps, shown in rows:
         steps = int(steps.replace(",", ""))
         name, adamw = (

@@ -3,8 +3,9 @@
 Momentum SGD and AdamW train with dense and with compressed exchanges. This
 process chooses the learning rates of the dense optimizers, on several splits.
 Two worker processes (`compression_worker.py`) then train with all optimizers at
-these rates, with new seeds. Only the runs with the first seed are timed over a simulated link. Dense runs use the link only for their first steps,
-because all dense steps take the same time. Only the workers see the test split.
+these rates, with new seeds. Only the runs with the first seed are timed over a
+simulated link. Dense runs use the link only for their first steps, because all
+dense steps take the same time. Only the workers see the test split.
 """
 
 import json
