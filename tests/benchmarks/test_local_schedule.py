@@ -134,7 +134,8 @@ def test_page_shows_the_results():
     results = root / "benchmarks" / "results" / "local_schedule.json"
     models = json.loads(results.read_text())["models"]
     pattern = (
-        r"^\| (text|code|digits) \| (\w+) \| (\d) \| (\d+) \| ([\d,]+) \| (.*) \|$"
+        r"^\| (text|code|digits) \| (\w+) \| (\d) \| (\d+) \| ([\d,]+) "
+        r"\| (.*) \|$"
     )
     rows = re.findall(pattern, page, re.M)
     assert len(rows) >= 20
