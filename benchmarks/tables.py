@@ -22,6 +22,7 @@ MARKED_TABLE = re.compile(
     r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
 )
 YARDSTICK = "ResourceApplyAdam"
+PLACES = "none", "link"  # In results of `overlap`.
 
 
 def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
@@ -258,25 +259,20 @@ def latency(name: str, result: dict) -> str:
 
 def overlap(name: str, result: dict) -> str:
     """Return the times of a round, and the share of the exchange hidden."""
-    middle, low, high = (
-        f"{f(result['hidden']):.0%}" for f in (statistics.median, min, max)
-    )
-    return (
-        table(
-            f"{name}: ms of a round, median of {len(result['hidden'])} turns",
-            "| | without a link | over the link |",
-            (
-                [
-                    kind,
-                    *(
-                        f"{statistics.median(times[k]):.0f}"
-                        for k in ("none", "link")
-                    ),
-                ]
-                for kind, times in result["ms"].items()
-            ),
-        )
-        + f"\n\nOf the exchange, {middle} ({low} to {high}) is hidden."
+    hidden = result["hidden"]
+    middle, *ends = (f(hidden) for f in (statistics.median, min, max))
+    shares = {"overlaps": f"{middle:.0%} ({ends[0]:.0%} to {ends[1]:.0%})"}
+    return table(
+        f"{name}: ms of a round, median of {len(hidden)} turns",
+        "| | without a link | over the link | hidden |",
+        (
+            [
+                kind,
+                *(f"{statistics.median(times[k]):.0f}" for k in PLACES),
+                shares.get(kind, ""),
+            ]
+            for kind, times in result["ms"].items()
+        ),
     )
 
 
