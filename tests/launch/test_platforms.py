@@ -44,6 +44,8 @@ CONFIG = {
     "job": "{}",
     "task": {"type": "worker", "index": 0},
 }
+# Two launchers of two workers each would both use port 1001.
+CLOSE = CONFIG | {"cluster": {"worker": ["h:1000", "h:1001"]}}
 CHIEF = CONFIG | {"task": {"type": "chief", "index": 0}}
 # kubeflow/trainer: pkg/runtime/framework/plugins/torch/torch.go. The pods are
 # of an indexed Job, too.
@@ -149,13 +151,14 @@ BAD = [
     (TRAIN_JOB | {"PET_MASTER_ADDR": "10.0.0.1"}, None, "must be NAME-0.SUB"),
     ({"JOB_COMPLETION_INDEX": "0"}, None, "`--machines` must be given"),
     ({"JOB_COMPLETION_INDEX": "7"}, 9, "must be NAME-7.SUBDOMAIN. Received: "),
+    ({"TF_CONFIG": json.dumps(CLOSE)}, None, "2, but TF_CONFIG has h:1000, h:"),
 ]
 
 
 @pytest.mark.parametrize(("environment", "machines", "message"), BAD)
 def test_wrong_or_half_environment_is_an_error(environment, machines, message):
     with pytest.raises(ValueError) as caught:
-        find_place("auto", environment, machines)
+        find_place("auto", environment, machines).addresses(2, 7)
     assert message in str(caught.value)
 
 
@@ -209,6 +212,15 @@ def test_tf_config_is_kept_for_one_worker(launch, write, environment, workers):
     assert found["cluster"]["worker"] == [
         f"{host}:{port}" for host in ("chief-0", "worker-0") for port in ports
     ]
+
+
+def test_close_ports_are_an_error_before_workers_start(
+    launch, write, environment
+):
+    environment.setenv("TF_CONFIG", json.dumps(CLOSE))
+    run = launch("--cluster", "auto", "--workers", "2", write("print(1)"))
+    assert run.returncode == 2
+    assert b"error: The ports of launchers on one host must be" in run.stderr
 
 
 @pytest.fixture

@@ -81,6 +81,8 @@ def use_environment(options: argparse.Namespace) -> None:
     options.port = options.port or PORT
     kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
     options.place = kind and find_place(kind, os.environ, machines)
+    if options.place:  # Raise before any worker starts.
+        options.place.addresses(options.workers, options.port)
     # Several launchers may share this machine.
     local, count = (
         (options.place.local_index, options.place.local_count)

@@ -39,7 +39,11 @@ class Place(NamedTuple):
     given: str = ""
 
     def addresses(self, workers: int, port: int) -> list[str]:
-        """Return host:port of all workers, `workers` for each launcher."""
+        """Return host:port of all workers, `workers` for each launcher.
+
+        Raises:
+            ValueError: If two workers would have the same address.
+        """
         found: list[str] = []
         before: dict[str, int] = {}
         for each in self.hosts:
@@ -48,6 +52,14 @@ class Place(NamedTuple):
             first = int(own_port) + before.get(each, 0)
             before[each] = before.get(each, 0) + workers
             found += [f"{host}:{first + i}" for i in range(workers)]
+        if len({*found}) < len(found):
+            raise ValueError(
+                "The ports of launchers on one host must be at least "
+                "`--workers` apart, since a launcher's workers use successive "
+                f"ports. Received: --workers {workers}, but {self.found} has "
+                f"{', '.join(self.hosts)}. Set ports that are further apart, "
+                "or pass `--workers 1`."
+            )
         return found
 
     def describe(self, addresses: Sequence[str]) -> str:
