@@ -39,6 +39,7 @@ from tf_optimizers.offload.host_optimizer import (
     Summary,
     bytes_by_device,
 )
+from tf_optimizers.offload.swaps import check_swaps_early
 
 
 class AdamHyperparameters(NamedTuple):
@@ -149,6 +150,8 @@ class AdamOffload(HostOptimizer):
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
         keep_out_of_xla()
+        if self.use_ema:
+            check_swaps_early()
         self._exclusions = exclusions
         self.beta_1 = beta_1
         self.beta_2 = beta_2

@@ -79,6 +79,27 @@ def test_keras_callback_swaps_weights_and_averages(case, mirrored, name):
         assert_swaps_averages(strategy, functools.partial(case.make, 0.1))
 
 
+def test_fit_raises_before_its_first_step_if_averages_cannot_be_swapped(
+    case, mirrored
+):
+    if case.optimizer is not tfo.AdamOffload:
+        pytest.skip("Only `AdamOffload` has averages on the host.")
+    batches = []
+    callbacks = [
+        keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: batches.append(batch)
+        ),
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    ]
+    with mirrored.scope():
+        model = make_model()
+        model.compile(case.make(use_ema=True), "mse")
+    with pytest.raises(ValueError, match="cannot swap averages of `AdamO"):
+        model.fit(ROWS, TARGETS, verbose=0, callbacks=callbacks)
+    assert batches == []
+    model.fit(ROWS, TARGETS, verbose=0)
+
+
 def assert_swaps_averages(strategy, make):
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])

@@ -501,6 +501,37 @@ def make_model(optimizer):
 X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
 
 
+@pytest.mark.parametrize("inner", ["AdamW", "tfo.AdamOffload"])
+def test_averages_are_swapped_into_the_weights(inner):
+    model = make_model(
+        tfo.SparseLoCo(
+            (INNER | HOSTED)[inner](0.01),
+            sparsity=(0.8,),
+            min_compress_size=16,
+            use_ema=True,
+            ema_momentum=0.5,
+        )
+    )
+    weights, seen = [], []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            weights.append(self.model.get_weights())
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(self.model.get_weights())
+
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(X, Y[:, :3], callbacks=[swap, Note()], **fit)
+    averages = weights[0]
+    for each in weights[1:]:
+        averages = [(a + w) / 2 for a, w in zip(averages, each, strict=True)]
+    for found, average, last in zip(*seen, averages, weights[-1], strict=True):
+        np.testing.assert_allclose(found, average, atol=1e-6)
+        assert np.abs(average - last).max() > 1e-3
+
+
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "inner", with_long(["AdamW", "tfo.LANS"], ["tfo.LANS"])

@@ -15,6 +15,7 @@ from tensorflow.python.distribute import values
 from tf_optimizers._compat.keras_internals import layers_of
 from tf_optimizers._compat.patches import (
     REPLICAS,
+    SWAPS,
     WITHOUT_XLA,
     check_names,
     has_names,
@@ -139,6 +140,24 @@ def insert_callback(
         original(self, model)
 
     hook("CallbackList.set_model", set_model)
+
+
+@functools.cache
+def check_swaps(check: Callable[[keras.Model], None]) -> None:
+    """Permanently make Keras call `check(model)` before a `SwapEMAWeights`.
+
+    The check runs before the first step of `fit`. If Keras lacks the name that
+    this needs, replace nothing: the swap itself raises.
+    """
+
+    def set_model(original: Callable, self: Any, model: keras.Model) -> None:
+        original(self, model)
+        swap = keras.callbacks.SwapEMAWeights
+        if model and any(isinstance(each, swap) for each in self.callbacks):
+            check(model)
+
+    if has_names(SWAPS):
+        hook("CallbackList.set_model", set_model)
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:

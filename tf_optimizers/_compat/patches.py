@@ -38,6 +38,7 @@ class Patch(NamedTuple):
 STRATEGY = "`SparseMultiWorkerMirroredStrategy`"
 REPLICAS = "An optimizer of `tf_optimizers` with several replicas"
 LOCAL_STEPS = "`SparseLoCo`"
+SWAPS = "`SwapEMAWeights` with `AdamOffload`"
 WITHOUT_XLA = "`AdamOffload`, `DGCMomentum` or `SparseLoCo` on a GPU"
 
 _LOSSES = "keras.src.losses.loss"
@@ -102,7 +103,7 @@ PATCHES = (
     ),
     Patch(
         names=("keras.callbacks.CallbackList.set_model",),
-        features=(LOCAL_STEPS, STRATEGY),
+        features=(LOCAL_STEPS, STRATEGY, SWAPS),
         why="Optimizers and strategies cannot add callbacks. Replicas must "
         "average weights and statistics before other callbacks read them.",
         without="Validation uses each replica's own weights and statistics.",
