@@ -373,6 +373,14 @@ def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
     assert results[0]["begun"] == results[1]["begun"]
 
 
+def test_all_workers_end_within_thirty_seconds_of_the_signal(launched):
+    """A worker's script starts again only after the worker has ended."""
+    folder, _, results = launched
+    signalled = float((folder / "signal").read_text())
+    for result in results:
+        assert 0 < result["started"] - signalled < 30
+
+
 def test_trackers_run_only_on_the_chief(launched):
     folder, outputs, results = launched
     lines = (folder / "log.csv").read_text().splitlines()
