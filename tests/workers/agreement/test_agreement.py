@@ -173,7 +173,9 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
 
 
 class Several(keras.optimizers.SGD):
-    """Stands in for an optimizer that contains others."""
+    """Stands in for an optimizer of this package that contains others."""
+
+    is_agreed = False
 
     def get_config(self):
         parts = [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)]
