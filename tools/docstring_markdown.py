@@ -19,7 +19,7 @@ LABELS = (
     "State",
     "Traffic",
     "Sparse gradients",
-    "Not finite",
+    "NaN and inf",
     "XLA",
     "Many replicas",
     "Differs from",

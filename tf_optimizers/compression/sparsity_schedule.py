@@ -233,8 +233,8 @@ def _bits_of_round(shares: np.ndarray) -> np.ndarray:
 def sent_count(size: int, sparsity: float) -> int:
     """Return how many of `size` entries are sent, at least one.
 
-    The sparsity is read as a decimal number: at 0.999, exactly 1,000 of
-    1,000,000 entries are sent, not 999.
+    The sparsity is read as a decimal number: at 0.9, exactly 100,000 of
+    1,000,000 entries are sent, not 99,999.
     """
     return max(1, int(size * (1 - Fraction(str(sparsity)))))
 

@@ -27,7 +27,7 @@ class OverlappedExchange:
     """Exchanges a round's entries in a thread while the next round runs.
 
     Args:
-        rounds: The optimizer's rounds, with `overlaps`.
+        rounds: The optimizer's rounds. The optimizer has `overlap=True`.
         compressor: The optimizer's compressor.
         outer_learning_rate: Multiplies the sums of entries.
         weights: Returns this replica's weights of variables.

@@ -12,7 +12,7 @@ With `step_ahead`, a fraction of replica i's unsent updates is applied to w_i
 before the local steps. The variable `base` holds these weights, and the
 pseudo-gradient is base - w_i.
 
-With `overlaps`, replicas exchange the entries of a round while the next round
+With `overlap`, replicas exchange the entries of a round while the next round
 runs. They continue from their own weights, and two variables replace `start`:
 `common` holds the weights that are equal on all replicas, and `base` holds a
 replica's own weights at the start of the round.

@@ -97,7 +97,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     do not. The attributes of other callbacks are not backed up.
 
     A script may call `fit` several times with one folder. A restarted script
-    first repeats the calls of `fit` that had ended, and then resumes the
+    first repeats the calls to `fit` that had ended, and then resumes the
     interrupted call.
 
     Differs from `keras.callbacks.BackupAndRestore`: this callback works on

@@ -206,8 +206,9 @@ def gradient(
     """Return the gradient of a target with respect to sources.
 
     The gradient of a vector is that of its sum. If the vector has an element
-    for each row, the sum over the replica's rows counts as one process's sum
-    over all rows, once `apply` has multiplied the gradient by the share.
+    for each row, this function divides the gradient by the replica's share,
+    since `apply` multiplies it by the share. So the sum over replicas is that
+    over all rows.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)
