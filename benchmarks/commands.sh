@@ -69,7 +69,7 @@ python benchmarks/latency.py --optimizer AdamW --workers 2 4 --rounds 5 \
     "AdamW in SparseLoCo, 8 local steps, fit" \
     --output benchmarks/results/local_latency.json  # local_latency
 sudo python benchmarks/overlap.py  # overlap
-sudo python benchmarks/overlap.py --local-steps 16
+sudo python benchmarks/overlap.py --local-steps 16 --rounds 12 --turns 8
 sudo python benchmarks/overlap.py --width 3162 --rounds 12
 python benchmarks/messages.py --workers 16 8  # messages
 python benchmarks/cost_model.py  # cost_model
