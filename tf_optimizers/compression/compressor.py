@@ -245,12 +245,12 @@ class Compressor:
             is_all: Whether the step exchanges all variables, not only the
                 variables in `indices`.
         """
-        paths = list(map(path_of, built_variables(optimizer)))
+        variables = built_variables(optimizer)
         if len(set(indices)) < len(indices):
-            twice = max(indices, key=indices.count)
+            twice = variables[max(indices, key=indices.count)]
             raise ValueError(
                 f"`{self._name}` needs one gradient per variable. Received: "
-                f"two gradients of {paths[twice]}. Pass their sum."
+                f"two gradients of {path_of(twice)}. Pass their sum."
             )
         missing = self._ever_compressed.difference(indices)
         has_cool_down = self.schedule.rampdown_begin_step is not None
@@ -258,10 +258,10 @@ class Compressor:
             raise ValueError(
                 "With a cool-down (`rampdown_begin_step`), every variable must "
                 "have a gradient in every step. Received: no gradient of "
-                f"{paths[min(missing)]}, which had a gradient in an earlier "
-                "step. Pass `rampdown_begin_step=None` and `rampdown_step=1`, "
-                "or use a separate optimizer for variables without a gradient "
-                "in some steps."
+                f"{path_of(variables[min(missing)])}, which had a gradient in "
+                "an earlier step. Pass `rampdown_begin_step=None` and "
+                "`rampdown_step=1`, or use a separate optimizer for variables "
+                "without a gradient in some steps."
             )
 
     def allocate(self, indices: Collection[int] | None = None) -> None:
