@@ -185,14 +185,18 @@ except Interruption:
 """
 
 
-def test_signal_after_an_error_in_fit_ends_the_process(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", AFTER_AN_ERROR, str(tmp_path)],
+def exit_code(script, folder, timeout):
+    """Return the exit code of a script of this folder."""
+    return subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
         cwd=os.path.dirname(__file__),
         env=real_workers.quick_python(),
-        timeout=300,
-    )
-    assert run.returncode == -signal.SIGTERM
+        timeout=timeout,
+    ).returncode
+
+
+def test_signal_after_an_error_in_fit_ends_the_process(tmp_path):
+    assert exit_code(AFTER_AN_ERROR, tmp_path, 300) == -signal.SIGTERM
 
 
 AT_EXIT = """
@@ -209,13 +213,7 @@ train(make(), sys.argv[1], Interrupt(3))
 
 def test_signal_ends_a_process_that_exits_slowly_after_an_error(tmp_path):
     """TensorFlow may need a second to end, and the launcher would wait."""
-    run = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
-        cwd=os.path.dirname(__file__),
-        env=real_workers.quick_python(),
-        timeout=60,
-    )
-    assert run.returncode == -signal.SIGTERM
+    assert exit_code(AT_EXIT, tmp_path, 60) == -signal.SIGTERM
 
 
 def test_fit_after_an_error_catches_the_signal_again(tmp_path):

@@ -501,17 +501,25 @@ def make_model(optimizer):
 X, Y = np.random.default_rng(0).random((2, 32, 4)).astype("float32")
 
 
-@pytest.mark.parametrize("inner", ["AdamW", "tfo.AdamOffload"])
-def test_averages_are_swapped_into_the_weights(inner):
-    model = make_model(
+FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+def with_averages(inner, **settings):
+    """Return a model whose `SparseLoCo` averages the weights."""
+    return make_model(
         tfo.SparseLoCo(
             (INNER | HOSTED)[inner](0.01),
             sparsity=(0.8,),
             min_compress_size=16,
             use_ema=True,
-            ema_momentum=0.5,
+            **settings,
         )
     )
+
+
+@pytest.mark.parametrize("inner", ["AdamW", "tfo.AdamOffload"])
+def test_averages_are_swapped_into_the_weights(inner):
+    model = with_averages(inner, ema_momentum=0.5)
     weights, seen = [], []
 
     class Note(keras.callbacks.Callback):
@@ -522,8 +530,7 @@ def test_averages_are_swapped_into_the_weights(inner):
             seen.append(self.model.get_weights())
 
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    model.fit(X, Y[:, :3], callbacks=[swap, Note()], **fit)
+    model.fit(X, Y[:, :3], callbacks=[swap, Note()], **FIT)
     averages = weights[0]
     for each in weights[1:]:
         averages = [(a + w) / 2 for a, w in zip(averages, each, strict=True)]
@@ -537,16 +544,8 @@ def test_averages_are_swapped_into_the_weights(inner):
     "inner", with_long(["AdamW", "tfo.LANS"], ["tfo.LANS"])
 )
 def test_saved_model_continues_bitwise_equal(tmp_path, inner):
-    model = make_model(
-        tfo.SparseLoCo(
-            (INNER | HOSTED)[inner](0.01),
-            sparsity=(0.8,),
-            min_compress_size=16,
-            use_ema=True,
-        )
-    )
-    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    model.fit(X, Y[:, :3], **fit)
+    model = with_averages(inner)
+    model.fit(X, Y[:, :3], **FIT)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
@@ -555,7 +554,7 @@ def test_saved_model_continues_bitwise_equal(tmp_path, inner):
     ][:1]
     assert np.any(residual.numpy())
     for each in (model, loaded):
-        each.fit(X, Y[:, :3], **fit)
+        each.fit(X, Y[:, :3], **FIT)
     for a, b in zip(
         [*model.weights, *model.optimizer.variables],
         [*loaded.weights, *loaded.optimizer.variables],
