@@ -144,6 +144,20 @@ def variable_key(optimizer: Any, variable: Any) -> str:
     return optimizer._var_key(variable)
 
 
+def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Exclude variables from a Keras optimizer's weight decay.
+
+    The optimizer may be built. Then Keras's own method raises from Keras 3.16
+    on, because `build` has recorded for each variable whether it decays.
+    """
+    recorded = getattr(optimizer, "_weight_decay_by_var_key", None)
+    if not optimizer.built or recorded is None:
+        optimizer.exclude_from_weight_decay(variables)
+        return
+    keys = {variable_key(optimizer, variable) for variable in variables}
+    recorded.update(dict.fromkeys(keys & recorded.keys(), False))
+
+
 def built_variables(optimizer: Any) -> list[Any]:
     """Return the variables given to `build`."""
     # Keras has no public accessor.

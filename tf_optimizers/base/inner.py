@@ -8,7 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import built_variables, variable_key
+from tf_optimizers._compat.keras_internals import (
+    built_variables,
+    exclude_from_weight_decay,
+    variable_key,
+)
 from tf_optimizers._compat.owned import own_rows
 from tf_optimizers._compat.strategies import (
     Attribute,
@@ -131,7 +135,10 @@ def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
 
     Variables that the optimizer does not update are ignored.
     """
-    if not inner.built or not isinstance(inner, Optimizer):
+    if not isinstance(inner, Optimizer):
+        exclude_from_weight_decay(inner, variables)
+        return
+    if not inner.built:
         inner.exclude_from_weight_decay(variables)
         return
     keys = {variable_key(inner, variable) for variable in variables}
