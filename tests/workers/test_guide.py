@@ -511,4 +511,4 @@ def test_scripts_of_the_page_on_horovod_equal_one_process(results):
     expected, loss = moved.in_one_process()
     for found, weights in zip(first["loop"], expected, strict=True):
         np.testing.assert_allclose(found, weights, atol=1e-6)
-    np.testing.assert_allclose(first["loss"], loss, 1e-5)
+    np.testing.assert_allclose(first["loss"], loss, atol=1e-6)
