@@ -94,9 +94,9 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
             raise RuntimeError(
                 "A model must be built before `fit`, or its `call` must accept "
                 f"the data. Received: {model.name}, whose `call` has built "
-                f"some layers, but not {', '.join(unbuilt)}, because of "
-                f"an error ({type(error).__name__}: {error}). Correct `call`, "
-                "or call the model on a batch in the strategy's scope."
+                f"some layers, but not {', '.join(unbuilt)}. Correct `call`, "
+                "or call the model on a batch in the strategy's scope. The "
+                f"error in `call` was {type(error).__name__}: {error}"
             ) from error
 
 
@@ -125,8 +125,8 @@ def insert_callback(
     """Permanently make Keras call a callback before a model's other callbacks.
 
     Keras's models and optimizers cannot add callbacks. But `fit`, `evaluate`
-    and `predict` create a `CallbackList` and set its model, and there the hook
-    inserts the callback.
+    and `predict` create a `CallbackList`, and set its model. The hook inserts
+    the callback when the model is set.
 
     Args:
         kind: The class of the callback.
@@ -144,10 +144,11 @@ def insert_callback(
 
 @functools.cache
 def check_swaps(check: Callable[[keras.Model], None]) -> None:
-    """Permanently make Keras call `check(model)` before a `SwapEMAWeights`.
+    """Permanently make Keras call `check(model)` if `SwapEMAWeights` is used.
 
-    The check runs before the first step of `fit`. If Keras lacks the name that
-    this needs, replace nothing: the swap itself raises.
+    The check runs before the first step of `fit`. If Keras has no
+    `CallbackList.set_model`, nothing is replaced, and only the swap of weights
+    raises an error.
     """
 
     def set_model(original: Callable, self: Any, model: keras.Model) -> None:
@@ -229,8 +230,8 @@ def agree_on_overflow() -> None:
     Keras (3.15) tests whether gradients are finite before the replicas sum
     them. Under strategies with merge calls, such as `MirroredStrategy`, Keras
     tests only the first replica's gradients. Under other strategies, each
-    replica tests only its own gradients, and the step runs inside a `tf.cond`,
-    where it cannot assign to `iterations`.
+    replica tests only its own gradients. Its step then runs inside a `tf.cond`,
+    where a step cannot assign to `iterations`.
 
     Keras creates the `LossScaleOptimizer` itself, in `compile`, and would not
     use a subclass. So this function replaces a method of the class. Without a

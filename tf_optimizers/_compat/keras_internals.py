@@ -105,7 +105,7 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Return an error, marked so that `keras.ops.cond` keeps its message.
+    """Mark an error, so that `keras.ops.cond` keeps its message; return it.
 
     Dynamic loss scaling runs the step inside `keras.ops.cond`. Without the
     mark, Keras would add "Exception encountered when calling Cond.call()" and a
@@ -281,7 +281,7 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def states_of(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of a model that were made with `trainable=False`.
+    """Return a model's variables that were created with `trainable=False`.
 
     The result omits weights that were frozen later.
     """
@@ -309,7 +309,7 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 
 
 def global_seed() -> list[int] | None:
-    """Return the state of the generator of unseeded `keras.random` ops.
+    """Return the state of the generator that unseeded `keras.random` ops use.
 
     Returns None if no such op has run: the first op creates the generator.
     """

@@ -189,7 +189,7 @@ class Copy(resource_variable_ops.UninitializedVariable):
         self._distributed_container = weakref.ref(variable)
 
     def take(self, value: tf.Tensor) -> None:
-        """Assign a value, which takes memory until `free`."""
+        """Assign a value, which takes memory until `free` is called."""
         tf.raw_ops.AssignVariableOp(
             resource=self.handle, value=value, validate_shape=False
         )

@@ -65,7 +65,7 @@ PATCHES = (
         features=(STRATEGY,),
         why="Keras draws a batch before `fit`, and builds a model from its "
         "mean over replicas.",
-        without="A generator loses a batch, and data without a mean fail.",
+        without="A generator loses a batch. Data without a mean cause errors.",
         until="Keras builds models from the specification of the data.",
         test="workers/test_guide.py::test_data_may_have_any_dtype",
     ),

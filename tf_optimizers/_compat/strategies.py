@@ -31,7 +31,8 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     # Keras has no setter. The change is safe, since an optimizer does not use
     # its strategy before `build`.
     optimizer._distribution_strategy = strategy
-    # This omits the variables of an inner optimizer, which is moved separately.
+    # The base class's `variables` omit those of an inner optimizer, which is
+    # moved separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -65,8 +66,8 @@ def call_for_all(build: Callable[[], None]) -> None:
     """
 
     def call(_: tf.distribute.Strategy) -> None:
-        # Step out of any `tf.function` that is being traced: inside it,
-        # replicas would get variables that are never initialized.
+        # Leave any `tf.function` that is being traced: inside it, replicas
+        # would get variables that are never initialized.
         with tf.init_scope():
             build()
 

@@ -32,10 +32,10 @@ def eager_context() -> Any:
 def add_to_graphs(name: str, value: Any) -> None:
     """Append a value to the attribute `name` of all graphs being traced.
 
-    The attribute is a list. The value lives until the function being traced,
-    and all functions around it, have been deleted.
+    The attribute is a list. It keeps the value until the function being traced,
+    and all functions that contain this function, have been deleted.
     """
-    # There is no public way to find the graphs around a graph.
+    # There is no public way to find the graphs that contain a graph.
     graph = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph"):
         values = [*getattr(graph, name, []), value]
@@ -66,7 +66,7 @@ def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
 def temporary_variable(
     value: tf.Tensor, shape: Sequence[int | None] | None = None
 ) -> tf.Tensor:
-    """Return the handle of a new variable that lives as long as the handle.
+    """Return the handle of a new variable; both are deleted together.
 
     A kernel can update the value in place if no other tensor shares its memory.
 
@@ -123,7 +123,7 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: A sequence for each further argument of `function`, with this
+        *args: One sequence for each further argument of `function`. It has this
             replica's tensor for each variable.
     """
 
@@ -284,9 +284,10 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 
 @contextlib.contextmanager
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
-    """Create variables as `LazyZeros` of a shape, and ignore initial values.
+    """In this context, create variables as `LazyZeros` of a shape.
 
-    A strategy still creates one component for each replica.
+    Initial values are ignored. A strategy still creates one component for each
+    replica.
     """
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
@@ -305,7 +306,7 @@ def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replica_variables_on(device: str) -> Iterator[None]:
-    """Create the components of all replicas on one device."""
+    """In this context, create the components of all replicas on one device."""
 
     def create(next_creator: Callable, **kwargs: Any) -> tf.Variable:
         with tf.device(device):
