@@ -40,11 +40,11 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._placement = placement
-        # The keys of the variables that the last traced step updates.
+        # The keys of the variables that the step traced last updates.
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Record which variables the step being traced updates."""
+        """Record the variables that the current step updates."""
         self._stepped = frozenset(
             variable_key(self._optimizer, variable)
             for variable, gradient in zip(variables, gradients, strict=True)

@@ -85,7 +85,7 @@ def as_dense(gradient: Gradient, variable: Any) -> tf.Tensor:
 
 
 def check_not_empty(gradients: Sequence[Any]) -> None:
-    """Raise if all gradients are None, or if there are none."""
+    """Raise if all gradients are None, or if the list is empty."""
     if all(gradient is None for gradient in gradients):
         received = "None for every variable" if gradients else "an empty list"
         raise ValueError(

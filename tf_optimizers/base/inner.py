@@ -54,7 +54,7 @@ class Wrapper(Optimizer):
         inner_optimizer: The wrapped optimizer.
         *args: Arguments that follow the learning rate in the constructor of the
             next class in the method resolution order.
-        **kwargs: Keyword arguments of this constructor.
+        **kwargs: Keyword arguments of that constructor.
     """
 
     weight_decay, clipnorm = _of_inner("weight_decay"), _of_inner("clipnorm")
@@ -84,8 +84,8 @@ class Wrapper(Optimizer):
             self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         else:
             # The config of a Keras optimizer does not save exclusions, so this
-            # optimizer's config must. `build` passes them to the inner
-            # optimizer.
+            # optimizer's config must. `build` passes the exclusions to the
+            # inner optimizer.
             super().exclude_from_weight_decay(var_list, var_names)
 
     def _exclude(self, weights: Sequence[Any]) -> None:

@@ -48,7 +48,7 @@ from tf_optimizers.replicas import replicas_of
 
 @with_hooks
 class Optimizer(keras.optimizers.Optimizer):
-    """A Keras optimizer that exchanges gradients and updates in full precision.
+    """A Keras optimizer that exchanges gradients, and keeps full precision.
 
     In `apply`, a replica's gradients pass through these stages:
 
@@ -178,15 +178,16 @@ class Optimizer(keras.optimizers.Optimizer):
             ValueError: If there is no gradient, if the shapes of a gradient and
                 its variable differ, or if a variable is unknown. In these
                 cases, no variable has changed.
-            TypeError: If a gradient is not of a floating dtype.
-            RuntimeError: If called outside of `strategy.run`.
+            TypeError: If a gradient or a variable is not of a floating dtype.
+            RuntimeError: If there are several replicas, and the call is outside
+                of `strategy.run`.
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context(strategy_of(self).num_replicas_in_sync)
-        # At the end of a dataset of unknown length, the step computes no
-        # gradient, and must not change anything, not even `iterations`. So a
-        # control dependency makes the update wait for the last gradient.
+        # If the length of a dataset is unknown, Keras notices its end in a step
+        # that gets no batch. This step must change nothing, not even
+        # `iterations`. So make the update wait until there is a gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:

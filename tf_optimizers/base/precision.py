@@ -103,7 +103,10 @@ def master_weight(optimizer: Any, index: int) -> tf.Variable | None:
 
 
 def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
-    """Round `weight` into `variable`, unless they are the same variable."""
+    """Assign `weight` to `variable`, rounded to the dtype of `variable`.
+
+    If both are the same variable, do nothing.
+    """
     if weight is not variable:
         variable.assign(tf.cast(weight, variable.dtype))
 
@@ -111,7 +114,7 @@ def store_weight(variable: tf.Variable, weight: tf.Variable) -> None:
 def store_weights(
     variables: Sequence[Any], weights: Sequence[tf.Variable]
 ) -> None:
-    """Round this replica's weights into its components of `variables`."""
+    """Assign this replica's weights to its components of `variables`."""
     for variable, weight in zip(variables, weights, strict=True):
         store_weight(own_component(variable), weight)
 

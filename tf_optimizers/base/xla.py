@@ -7,7 +7,7 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 def keep_out_of_xla() -> None:
-    """Let `compile` turn XLA off for models whose optimizer cannot use XLA.
+    """Make `compile` turn XLA off for models whose optimizer cannot use XLA.
 
     Such an optimizer has `_supports_jit = False`, and its constructor calls
     this function. From then on, `jit_compile="auto"`, the default, turns XLA
