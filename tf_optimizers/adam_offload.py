@@ -170,8 +170,8 @@ class AdamOffload(HostOptimizer):
     def memory_summary(self) -> Summary:
         """Return the bytes of weights and state, compared with Keras's Adam.
 
-        The bytes are sums over all replicas in this worker process. Scalars do
-        not count.
+        The bytes are sums over all replicas in this worker process. Scalars,
+        such as step counts, are not included.
 
         Returns:
             A dict {optimizer: {"device" or "host": {kind: bytes}}}. The keys
