@@ -446,7 +446,10 @@ class TrustRatioMonitor(Monitor):
         return figures, details
 
     def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
-        """Return the trust ratio and two norms per variable, [3, variables]."""
+        """Return trust ratios, weight norms and update norms, [3, variables].
+
+        There is a column for each variable.
+        """
         columns = [
             (
                 last_trust_ratio(self.optimizer, variable, old),

@@ -149,7 +149,7 @@ def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
         yield (
             "`fit` restores only backups of the same name. Received: "
             f"backup_dir={str(folder.path)!r}, with backups of {others}, while "
-            f"this `fit` is {folder.name!r}. This `fit` starts from the "
+            f"this `fit` is named {folder.name!r}. This `fit` starts from the "
             "beginning, and keeps these backups. To resume from one of them, "
             f"pass `name={others[-1]!r}`."
         )

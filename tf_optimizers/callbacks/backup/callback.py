@@ -38,7 +38,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
-# By folder: the number of `fit` calls of this process that have ended and
+# For each folder, how many calls to `fit` in this process have ended and
 # deleted their backups. A restarted script reaches the same numbers.
 _ENDED: Counter[str] = Counter()
 
@@ -61,9 +61,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
     evenly, and keep their totals to float32 accuracy. Other numbers that
-    differ between replicas are averaged: the inner optimizer's state of
-    `SparseLoCo`, the weights between its synchronizations, and the statistics
-    of `BatchNormalization`.
+    differ between replicas are averaged: the state of `SparseLoCo`'s inner
+    optimizer, weights between synchronizations of `SparseLoCo`, and the
+    statistics of `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
@@ -130,10 +130,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         TypeError: If an argument or the strategy has the wrong type.
-        ValueError: If an argument is outside its range; if a backup is of
-            another model or optimizer, or has seen more batches of an epoch
-            than the epoch now has, or was made in the middle of an
-            execution of `steps_per_execution` batches.
+        ValueError: If an argument is outside its range; if the model or an
+            optimizer is not built; if a backup is of another model or
+            optimizer, or has seen more batches of an epoch than the epoch now
+            has, or was made in the middle of an execution of
+            `steps_per_execution` batches.
         RuntimeError: If a backup cannot be written or read, if all backups are
             damaged, if a variable is not finite, if weights differ between
             workers, if workers do not share the folder, or if another process
@@ -240,7 +241,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._metrics_of_training = self._state.metrics()
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Back up the state before validation, if the run must stop here."""
+        """Back up the state from before validation if the run must stop."""
         if self._preemption is not None and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
@@ -335,7 +336,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
         """Restore the state again once the resumed epoch has begun.
 
-        Callbacks may have changed it since `fit` began, for example the
+        Callbacks may have changed the state since `fit` began, for example the
         learning rate.
         """
         self._archive.restore(content, "lasting")
@@ -343,7 +344,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._archive.restore(content, "metrics")
 
     def _forget_start(self) -> None:
-        """Let the next `fit` start at its own `initial_epoch` again."""
+        """Make the next `fit` start at its own `initial_epoch` again."""
         cancel_undoing(self.model)
         start_at_epoch(self.model, None)
 

@@ -8,8 +8,8 @@ A folder holds backups, called generations, which are numbered from 1:
 
 A file gets its name once it is complete. The .json is written last: without a
 .json, a generation does not exist. The .json also holds the name of the run.
-Several runs may share a folder, where each run changes only its own files. No
-file holds code.
+Several runs may share a folder, but must not run at the same time: each run
+deletes its own old backups, and all incomplete files. No file holds code.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class Folder:
         return content
 
     def check_file(self, generation: int, worker: int, expected: str) -> None:
-        """Raise if a worker's file is missing, or does not have this digest."""
+        """Raise if a worker's file is missing, or has another digest."""
         path = self._file_of(generation, worker)
         try:
             found = digest(path)
@@ -124,7 +124,7 @@ class Folder:
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's backups except for `generations`.
 
-        Incomplete files are also deleted.
+        Incomplete files of any run are also deleted.
         """
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all

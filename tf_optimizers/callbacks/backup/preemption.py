@@ -35,8 +35,8 @@ from tf_optimizers.replicas import ReplicaGroup
 # The exit code of a process that SIGTERM ended. TensorFlow uses the same code.
 EXIT_CODE = 128 + signal.SIGTERM
 _LOOKING_SECONDS = 1.0  # Time between two checks for SIGTERM to any worker.
-_READING_SECONDS = 0.2  # The timeout for reading a worker's note.
-_WAITING_SECONDS = 60.0  # The timeout for the notes of all workers.
+_READING_SECONDS = 0.2  # The timeout for reading one published value.
+_WAITING_SECONDS = 60.0  # The timeout for the points of all workers.
 
 _serial = itertools.count()
 _running: "Preemption | None" = None
@@ -58,8 +58,8 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # A `fit` on one worker alone takes no number: the numbers must stay the
-        # same on all workers.
+        # Without other workers, `fit` takes no number, so that the numbers stay
+        # the same on all workers.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -72,7 +72,7 @@ class Preemption:
         self._leaving: int | None = None  # The PID, once `end(True)` is called.
 
     def begin(self) -> None:
-        """Start to catch SIGTERM, and to watch for SIGTERM to other workers."""
+        """Start catching SIGTERM, and watching for SIGTERM to other workers."""
         global _running
         if _running is not None:
             _running.end()  # An exception ended the previous `fit`.

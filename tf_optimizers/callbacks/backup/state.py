@@ -80,7 +80,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return this process's copies of metric variables, with values."""
+        """Return pairs: a metric variable's copy in this process, its value."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
