@@ -6,8 +6,8 @@ see `Layout`. Two codes encode each value in a few bits:
     int4   one of 15 equally spaced values, from -7 to 7 times the scale; the
            scale is a seventh of the chunk's largest magnitude
     int2   a sign, and whether the magnitude is below the chunk's mean
-           magnitude; the scales are the means of the magnitudes below it and
-           of the others
+           magnitude; the scales are the mean of the magnitudes below this mean
+           and the mean of the others
 
 Scales are bfloat16. This dtype has the range of float32, so the relative
 rounding error does not depend on the learning rate or on the layer. The higher
