@@ -147,7 +147,11 @@ class Compressor:
         return own_component(self._residuals[index].variable)
 
     def unsent_updates(self, index: int) -> tf.Tensor | None:
-        """Return N times this worker's residual; None if not compressed."""
+        """Return this worker's unsent updates of the variable at `index`.
+
+        They are N e_i in the formula of `SparseLoCo`. Returns None if the
+        variable is not compressed.
+        """
         if index not in self.compressed:
             return None
         residual = self.own_residual(index)
@@ -165,7 +169,7 @@ class Compressor:
     def places(
         self, indices: Sequence[int], sparsity: float | None = 0.0
     ) -> tuple[list[int], list[int]]:
-        """Return the places of compressed variables in `indices`, and the rest.
+        """Return the places in `indices` of compressed and of other variables.
 
         With a `sparsity` of None, nothing is compressed.
         """
@@ -215,10 +219,10 @@ class Compressor:
     def _begin(self, optimizer: Any) -> None:
         """Find the nonzero residuals of a loaded state, before the first step.
 
-        They must be sent even after the cool-down, and even if their variables
-        have sparse gradients now. Under TensorFlow's strategies, it is enough
-        to check the replicas of this process: loading divides a residual evenly
-        among all replicas.
+        These residuals must be sent even after the cool-down, and even if their
+        variables have sparse gradients now. Under TensorFlow's strategies, it
+        is enough to check the replicas of this process: loading divides a
+        residual evenly among all replicas.
         """
         if self._is_begun:
             return

@@ -97,8 +97,9 @@ class GatheredExchange(Exchange):
 # Shards are used only if they divide the cost by at least this factor.
 _LEAST_SAVING = 2
 # The fixed cost of a message to one replica, as a number of bytes. A message
-# takes at least 2.5 ms (measured), in which 100 Mbit/s carry 32 KiB.
-# `ROUND_BYTES` in message.py, the cost of a whole round, is four times as high.
+# takes at least 2.5 ms (measured). A network of 100 Mbit/s carries 32 KiB in
+# this time. `ROUND_BYTES` in message.py, the cost of a whole round, is four
+# times as high.
 _MESSAGE_COST = 1 << 15
 
 

@@ -90,10 +90,11 @@ class Residual:
     def clear(
         self, selection: Selection, sent: tf.Tensor, unit: tf.Tensor | float
     ) -> None:
-        """Subtract sent values from v, and set the masked variable to 0 there.
+        """Subtract sent values from v.
 
-        If values were rounded before they were sent, the rounding errors stay
-        in v. NaN and inf become 0.
+        The masked variable becomes 0 at the positions of sent values. If values
+        were rounded before they were sent, the rounding errors stay in v. NaN
+        and inf become 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # Assign to v after all reads of v, so that TensorFlow needs no copy.

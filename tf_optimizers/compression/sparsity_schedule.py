@@ -13,12 +13,13 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 # The warm-up of arXiv:1712.01887.
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # The settings of `DGCMomentum.for_steps`, found by benchmarks/accuracy.py. The
-# stage 0.75 is left out, because it would send most of a run's bytes. Without
-# it, the other stages can be longer.
+# stage 0.75 is left out, because it would send most of a run's bytes. So the
+# other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
-# In runs that do not reach this stage, `SparseLoCo` uses this `residual_decay`.
-# benchmarks/loco_accuracy.py found both numbers in runs of 96 to 256 steps.
-# Longer runs need the updates that a decay would lose.
+# In runs that do not reach the stage `NO_DECAY_FROM`, the `residual_decay` of
+# `SparseLoCo` is `SHORT_RUNS_DECAY`. benchmarks/loco_accuracy.py found both
+# numbers in runs of 96 to 256 steps. Longer runs need the updates that a decay
+# would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
@@ -162,9 +163,9 @@ def recommended_schedule(
     """Return the arguments of a schedule for a run of `steps` steps.
 
     Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    The schedule omits a sparsity at which a replica would send each entry fewer
-    than two times in the whole run, on average, because such rare updates would
-    be stale.
+    The schedule omits a sparsity if a whole run at this sparsity would send
+    each entry fewer than two times, on average. Such rare updates would be
+    stale.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(

@@ -23,10 +23,10 @@ from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.kernels import compiled
 
 # The sample should contain at least about this many of the k largest entries.
-# Their number in the sample has a standard deviation of about its square root.
-# The threshold allows for four deviations, so there are rarely fewer than k
-# candidates. If there are, a second search among all entries gives the exact
-# result.
+# The number that it contains has a standard deviation of about the square root
+# of this number. The threshold allows for four deviations, so there are rarely
+# fewer than k candidates. If there are, a second search among all entries gives
+# the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
 # The largest distance between samples. With a smaller distance, there are more
@@ -143,8 +143,8 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
-    The magnitudes are integers. On a CPU, they are converted to float64, which
-    is exact, because XLA does not vectorize maxima of integers there.
+    The magnitudes are integers. XLA does not vectorize maxima of integers on a
+    CPU, so they are converted to float64 there. This conversion is exact.
     """
     magnitudes = magnitude(rows)
     if not gpu:
