@@ -73,11 +73,11 @@ class EnoughRounds(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Let the first epoch check the run."""
+        """Make the first epoch check the run."""
         self._is_checked = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Warn once per run, if the length of epochs is known."""
+        """Check the run in its first epoch, if the epochs' length is known."""
         batches = self.params.get("steps")
         if self._is_checked or batches is None:
             return

@@ -95,9 +95,9 @@ class OverlappedExchange:
                 functools.partial(begin, choice),
                 lambda: tf.constant(False),
             )
-            # This branch must contain no collective: `send` waits for the other
-            # replicas of the process, and one of them could already be in the
-            # collective, waiting for this replica.
+            # This branch must contain no collective. The replicas of a process
+            # share a queue, so TensorFlow runs their branches one after
+            # another. A collective would wait forever for the next branch.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(

@@ -88,9 +88,9 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # For each variable, whether this round has changed it. This is not
-        # saved: after a restart, all variables count as changed until the round
-        # ends.
+        # For each variable, 1 if this round has changed it, else 0. These
+        # numbers are not saved: after a restart, all variables count as changed
+        # until the round ends.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,
@@ -164,8 +164,8 @@ class Rounds:
         """Return sets of variables, and whether to exchange each set now.
 
         The usual set is all variables that are trainable or `stepped`. But a
-        step that was traced before a variable was frozen may have changed it.
-        If so, all variables are exchanged.
+        step that was traced before a variable was frozen may have changed this
+        variable. If so, all variables are exchanged.
 
         Args:
             stepped: The variables that the step updates.
