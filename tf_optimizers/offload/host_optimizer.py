@@ -249,10 +249,11 @@ def bytes_by_device(
     state: Iterable[Any],
     master_weights: Iterable[Any],
 ) -> Summary:
-    """Return this worker's {optimizer: {"device" or "host": {kind: bytes}}}.
+    """Return the bytes of this worker's variables, on devices and on the host.
 
-    The optimizers are `name` and, for comparison, `keras.optimizers.Adam`,
-    which keeps two moments next to each weight, in the weight's dtype.
+    The result is {optimizer: {"device" or "host": {kind: bytes}}}. The
+    optimizers are `name` and, for comparison, `keras.optimizers.Adam`, which
+    keeps two moments next to each weight, in the weight's dtype.
     """
     held = _by_device(weights)
     slots = _by_device(state)
