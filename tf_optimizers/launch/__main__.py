@@ -324,8 +324,8 @@ def _host(text: str) -> str:
             reserve_addresses(text, 1, stack)
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(
-            f"must be an address of this machine. Received: {text} ({error}). "
-            "Omit the option to use 127.0.0.1."
+            f"must be an address of this machine. Received: {text}. Omit the "
+            f"option to use 127.0.0.1. The error of the system: {error}"
         ) from error
     return text
 

@@ -47,8 +47,8 @@ def work(
 
     If `stands_by`, first import libraries, and wait for the launcher.
     """
-    # Register before the user's code can start processes, so that the guard
-    # misses none.
+    # Register this process before the user's code can start other processes, so
+    # that the guard can kill all of them.
     with contextlib.suppress(BrokenPipeError):  # The guard was killed.
         os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
@@ -114,11 +114,11 @@ def split_cpu(devices: int) -> None:
 
 
 def run_script(path: str) -> None:
-    """Run a script as Python does: `sys.argv[0]` as given, `__file__` absolute.
+    """Run a script as Python does, with an absolute path in `__file__`.
 
-    `runpy.run_path` would make the two equal. It would also remove `__main__`
-    when the script ends, although its threads and exit handlers may still need
-    this module.
+    `sys.argv[0]` stays as given. `runpy.run_path` would make the two paths
+    equal. It would also remove `__main__` when the script ends, although the
+    script's threads and exit handlers may still need this module.
     """
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(path)

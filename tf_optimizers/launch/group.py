@@ -156,7 +156,7 @@ class Job(NamedTuple):
 
 
 def launch(job: Job) -> int:
-    """Run a job, and restart it as often as it asks; return the exit code."""
+    """Run a job with up to `max_restarts` restarts; return the exit code."""
     with (
         Events() as events,
         closing(Output(events.wake)) as output,

@@ -92,7 +92,7 @@ class Forwarder(threading.Thread):
             self._output.wake()
 
     def finish(self) -> None:
-        """Let the thread forward the remaining output, and then end."""
+        """Make the thread end once it has forwarded the remaining output."""
         self._no_more.set()
 
     def _chunks(self) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Finds the machines of a cluster in the variables of its scheduler.
+"""Finds the machines of a cluster in its scheduler's environment variables.
 
 TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
 launcher, and none is suitable: `SlurmClusterResolver` needs a GPU and sorts
@@ -110,7 +110,7 @@ def _detect(environment: Mapping[str, str]) -> str:
         for kind, names in _SIGNS.items()
         if any(environment.get(name) for name in names)
     ]
-    # `TF_CONFIG` wins over other variables. Vertex AI, TFJob and Ray Train set
+    # Prefer `TF_CONFIG` to other variables. Vertex AI, TFJob and Ray Train set
     # it for TensorFlow. Schedulers set the other variables for every job.
     if "tf-config" in found:
         return "tf-config"

@@ -66,7 +66,7 @@ class Standbys:
             self._stack = stack.pop_all()
 
     def take(self, stack: ExitStack) -> list[Worker]:
-        """Let the standby workers run the command, and return them.
+        """Make the standby workers run the command, and return them.
 
         Closing `stack` ends the workers. Returns an empty list if no workers
         stand by, or if one of them has ended.

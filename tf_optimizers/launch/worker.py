@@ -53,7 +53,7 @@ class Guard:
             os.write(self.lifeline, b"-%d\n" % group)
 
     def __exit__(self, *_: object) -> None:
-        """Let the guard kill all workers that have not ended, and exit."""
+        """Make the guard kill all remaining workers, and wait until it ends."""
         os.close(self.lifeline)
         self._process.wait()
 
@@ -115,7 +115,7 @@ class Worker:
                 )
 
     def begin(self) -> None:
-        """Let a standby worker run its command."""
+        """Make a standby worker run its command."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # The worker was killed.
                 os.write(self._process.stdin.fileno(), b"\n")
