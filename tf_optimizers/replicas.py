@@ -99,9 +99,10 @@ class ReplicaGroup:
         )
 
     def all_to_all(self, rows: tf.Tensor) -> tf.Tensor:
-        """Send row i of [N, ...] to replica i; return the received rows.
+        """Send row i of `rows` to replica i; return the received rows.
 
-        Only for groups with `packs_entries`.
+        `rows` and the result have the shape [count, ...]. Only groups with
+        `packs_entries` support this method.
         """
         raise NotImplementedError
 
@@ -152,9 +153,10 @@ class ReplicaGroup:
         reduce: Callable[[Any], Any] | None = None,
         dtype: tf.DType | None = None,
     ) -> list[tf.Tensor]:
-        """Return reduced values; values of one dtype are sent as one tensor.
+        """Reduce values over all replicas, and return the results.
 
-        Call this method outside of `strategy.run`.
+        Values of the same dtype are sent as one tensor. Call this method
+        outside of `strategy.run`.
 
         Args:
             values: Per-replica tensors or variables, of known shapes.
@@ -214,7 +216,7 @@ class ReplicaGroup:
         The thread then calls the function once, with the argument as an int64
         tensor. In a later step, all replicas call the object's
         `wait(local rank)`, which blocks until the function has returned. Only
-        for groups with `exchanges_later`.
+        groups with `exchanges_later` support this method.
         """
         raise NotImplementedError
 

@@ -87,7 +87,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.name = name
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Return the learning rate of update number `step + 1`, a scalar."""
+        """Return the learning rate for update `step + 1`, as a scalar."""
         # Half precision cannot count steps: float16 ends at 65,504, and
         # bfloat16 skips integers above 256.
         dtype = state_dtype(keras.backend.floatx())

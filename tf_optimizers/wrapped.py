@@ -68,8 +68,8 @@ def with_updated_variables(
 ) -> list[keras.Variable]:
     """Return `variables`, and all other variables that optimizers update.
 
-    The other variables may have been frozen since, or belong to layers that
-    Keras does not track.
+    The other variables may have been frozen after the optimizer was built, or
+    belong to layers that Keras does not track.
     """
     updated = [
         variable
