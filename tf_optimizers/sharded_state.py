@@ -291,8 +291,8 @@ def _check_inner(value: Any) -> None:
         if is_wrapper(inner) or hasattr(inner, "optimizers"):
             raise ValueError(
                 "`inner_optimizer` must be a single optimizer. Received: "
-                f"`{type(inner).__name__}`. Put `ShardedState` around each "
-                f"optimizer inside `{type(inner).__name__}`."
+                f"`{type(inner).__name__}`. Wrap each optimizer inside "
+                f"`{type(inner).__name__}` in `ShardedState`."
             )
 
     check_new(value, check)
