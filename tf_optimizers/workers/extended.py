@@ -198,7 +198,7 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Do not use the side channel: the step reduces its scalars there.
+        # Do not use the side channel, on which the step reduces its scalars.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
@@ -291,9 +291,10 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
-        """A cached function from a note's shape to the `GatherLater` for it.
+        """A function that returns a `GatherLater` for notes of a given shape.
 
-        A `GatherLater` exchanges notes while the next steps run.
+        A `GatherLater` exchanges notes while the next steps run. The function
+        creates one for each shape.
         """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)

@@ -152,7 +152,8 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         restore_sigterm()
-        # This hook must be the inner one, which gets weighted gradients.
+        # Make this call first: hooks that are added later run earlier, and this
+        # hook must get gradients that are already weighted.
         agree_on_overflow()
         weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)

@@ -78,7 +78,10 @@ class WorkerReplicas(ReplicaGroup):
         return extended.in_replica(extended.channel.all_to_all, rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Concatenate all replicas' rows, the same number from each replica."""
+        """Concatenate the rows of all replicas.
+
+        All replicas must pass the same number of rows.
+        """
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
 

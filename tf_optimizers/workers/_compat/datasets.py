@@ -1,4 +1,4 @@
-"""Reads and changes datasets of TensorFlow that have no public accessors."""
+"""Reads and changes private attributes of TensorFlow's datasets."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ MAPS = (_MapDataset, _ParallelMapDataset)
 
 def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
     """Return the datasets from which a dataset draws."""
-    # To find all shuffles and maps in a pipeline.
+    # Callers search a pipeline for shuffles and maps.
     return dataset._inputs()
 
 
 def graphs_of(dataset: tf.data.Dataset) -> list[Any]:
     """Return the graphs of the functions that a dataset calls."""
-    # To find random ops, and shuffles that such a function makes.
+    # Callers search the graphs for random ops and for shuffles.
     return [each.function.graph for each in dataset._functions()]
 
 
@@ -41,12 +41,12 @@ def seeds_of(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 
 def arguments_of(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Return the name and the type of a dataset, as arguments of its op."""
-    # To make the op again, with another generator of seeds.
+    # The caller creates the op again, with another generator of seeds.
     return dataset._common_args
 
 
 def set_variant(dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
-    """Let a dataset be represented by the result of another op."""
+    """Replace the op of a dataset, given the variant tensor of another op."""
     # The generator of seeds is private, and cannot be replaced otherwise.
     dataset._variant_tensor_attr = variant
 
@@ -63,7 +63,7 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 
 def specs_of(spec: Any) -> Sequence[tf.TypeSpec]:
-    """Return the type of each replica's value, from that of all values."""
+    """Return the type of each replica's value, given the per-replica type."""
     # `tf.distribute.DistributedValues` has no public type.
     return spec._value_specs
 
@@ -72,7 +72,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset without autotuning, unless the user has set this option.
 
     TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
-    The thread sleeps for as long as the iterator has lived, at most a minute,
+    The thread sleeps for as long as the iterator has existed, at most a minute,
     and often misses the signal to stop. So an epoch could take twice as long.
     Without tuning, `tf.data.AUTOTUNE` means one thread per core.
     """

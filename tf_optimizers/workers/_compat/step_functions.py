@@ -26,7 +26,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """Let the function `by` sum each loss from `add_loss`, in this context.
+    """In this context, sum each loss from `add_loss` by the function `by`.
 
     Args:
         model: The model that computes its loss.

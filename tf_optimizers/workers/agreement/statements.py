@@ -80,7 +80,7 @@ def gather_statements(
     rule = rule or f"All workers must reach {subject}."
     if absent:
         raise RuntimeError(
-            f"{rule} Received nothing from {', '.join(absent)} in "
+            f"{rule} Received nothing from {', '.join(absent)} within "
             f"{strategy.agreement_seconds:g} s. {hint} If a worker is only "
             "late, raise the strategy's `agreement_seconds`."
         )

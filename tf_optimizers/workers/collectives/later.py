@@ -137,9 +137,9 @@ class Call:
         except Exception as raised:
             error = (
                 "Values that a step sends must arrive before a later step "
-                "needs them. Received: an error in the exchange: "
-                f"{type(raised).__name__}: {raised}. Look for the first error "
-                "of any worker, then start all workers again."
+                "needs them. Received: an error in the exchange. Look for the "
+                "first error of any worker, then start all workers again. "
+                f"This worker's error: {type(raised).__name__}: {raised}"
             )
         for queue in self._ended:
             queue.enqueue(error)

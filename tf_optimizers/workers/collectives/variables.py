@@ -19,7 +19,7 @@ from tf_optimizers.workers.collectives.bits import (
 
 
 class _Number:
-    """Lets `float`, `int` and `complex` accept a variable of a strategy."""
+    """Makes `float`, `int` and `complex` accept a variable of a strategy."""
 
     numpy: Callable[[], Any]
 

@@ -29,7 +29,7 @@ class _Probe:
     """An empty iterator that draws from a generator of seeds."""
 
     def __init__(self, seeds: dict[str, Any], generator: Any) -> None:
-        # The generator lives as long as its deleter.
+        # Keep the deleter: the generator is deleted together with it.
         handle, self._deleter = generator
         kind = {"output_types": [tf.int64], "output_shapes": [[]]}
         self._dataset = tf.raw_ops.ShuffleDatasetV3(

@@ -8,9 +8,9 @@ mean of these values.
     in an epoch              at its end, `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
 
-A callback may read such a value of its worker, and set another variable to it,
-as in an average of models. So workers also compare the variables that they have
-set outside of steps.
+A callback may copy its worker's values to other variables, for example to
+average models. So workers also compare the variables that they have set outside
+of steps.
 """
 
 import functools
@@ -116,13 +116,14 @@ class CommonState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
-        # By id of a variable: the result of `_progress` when all replicas last
-        # had the same value.
+        # For the id of each variable, the result of `_progress` when all
+        # replicas last had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
         # Whether this worker has set variables since workers last agreed.
         self._has_set = False
-        # How often some worker had set variables, and whether all had then.
+        # How many calls of `adopt_set` found that a worker had set variables,
+        # and whether all workers had set variables at the last of these calls.
         self._times_set, self._is_set_by_all = 0, True
         # The value of `_times_set` when a model's weights were last compared.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
@@ -172,8 +173,8 @@ class CommonState:
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
-            is_by_all: Whether all workers certainly call this method. Then they
-                also compare variables that they have set outside of steps.
+            is_by_all: Whether all workers are known to call this method. If so,
+                they also compare variables that they have set outside of steps.
 
         Raises:
             RuntimeError: If only some workers call this method, or if workers

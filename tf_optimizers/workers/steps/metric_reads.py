@@ -33,10 +33,10 @@ class MetricReader:
     """Reads the variables of metrics as sums over all workers' replicas.
 
     All workers must read together. At the end of every epoch, Keras reads the
-    variables of a model's metrics one by one. The first read sums all these
-    variables, and compares the training of all workers. The sums stay valid
-    until a step or a collective begins, or until a variable changes on a
-    replica of this worker.
+    variables of a model's metrics one by one. The first read of each dtype sums
+    all of these variables that have the dtype, and compares the training of all
+    workers. The sums stay valid until a step or a collective begins, or until a
+    variable changes on a replica of this worker.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

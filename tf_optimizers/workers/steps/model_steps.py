@@ -300,9 +300,10 @@ class Step:
                     "element for each row, or the same length for any number "
                     f"of rows. Received: `{name or 'an array'}` of shape "
                     f"{shape} for {rows} rows per replica, and "
-                    f"{problem or f'shape {found}'} for {rows + 1} rows. "
-                    "Return a number or the result of a metric, or use a "
-                    "different global batch size."
+                    f"{'an error' if problem else f'shape {found}'} for "
+                    f"{rows + 1} rows. Return a number or the result of a "
+                    "metric, or use a different global batch size."
+                    f"{f' The error was: {problem}' if problem else ''}"
                 ) from problem
             if length == rows + 1:
                 of_rows.add(i)

@@ -71,7 +71,7 @@ class Reduction:
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        model: The model whose step it is.
+        model: The model of the step. Needed only with `current`.
         current: The round of the step, or None if every step reduces values.
     """
 

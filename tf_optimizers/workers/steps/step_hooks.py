@@ -121,7 +121,7 @@ def _check_in_run(strategy: Any) -> None:
     suggest a remedy.
 
     Args:
-        strategy: The strategy that has made the variables, or None.
+        strategy: The strategy that has created the variables, or None.
     """
     if strategy is None or not is_ours(strategy):
         return
@@ -136,7 +136,7 @@ def _check_in_run(strategy: Any) -> None:
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
-    """Raise if variables to update were made outside of the strategy's scope.
+    """Raise if variables were created outside of the strategy's scope.
 
     Several replicas would share such a variable, and each would wait for the
     others to update it. With one replica, TensorFlow's error does not suggest a
@@ -205,10 +205,10 @@ def gradient(
 ) -> Any:
     """Return the gradient of a target with respect to sources.
 
-    The gradient of a vector is that of its sum. If the vector has an element
-    for each row, this function divides the gradient by the replica's share,
-    since `apply` multiplies it by the share. So the sum over replicas is that
-    over all rows.
+    The gradient of a vector is the gradient of the sum of its elements. If the
+    vector has an element for each row, this function divides the gradient by
+    the replica's share, since `apply` multiplies it by the share. So the
+    replicas' gradients add up to the gradient of the sum over all rows.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)
@@ -216,7 +216,10 @@ def gradient(
 
 
 def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
-    """Return factors of a target with a vector, if weights are sources."""
+    """Return factors for the elements of all targets; see `gradient`.
+
+    Return None unless a target is a vector and a source is a variable.
+    """
     kinds = keras.Variable, tf.Variable
     if not any(isinstance(each, kinds) for each in tf.nest.flatten(sources)):
         return None
@@ -229,7 +232,7 @@ def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
 
 
 def _factors(target: tf.Tensor) -> tf.Tensor:
-    """Return the factors of a target's elements in the sum of a gradient."""
+    """Return the factors for the elements of a target; see `gradient`."""
     if not target.shape.rank:
         return tf.ones_like(target)
     share, length = replica.share, target.shape[0]

@@ -10,10 +10,10 @@ So Keras must not divide losses by the number of replicas in such a step. The
 following losses are multiplied by a factor, to correct for the share:
 
     loss                               factor
-    sum, by Keras or TensorFlow        1 / share
+    sum, or sum / global_batch_size    1 / share
     `add_loss` with a loss per row     1 / share
     mean over unmasked elements, or    fraction of the divisor / share
-    divided by sample weights
+    `mean_with_sample_weight`
 
 The divisor of such a mean is a number of elements or a sum of weights:
 
