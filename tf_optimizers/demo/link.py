@@ -192,7 +192,7 @@ class End(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport, through which the other end sends bytes."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:

@@ -53,7 +53,8 @@ LOCAL = f"SparseLoCo, {LOCAL_STEPS} local steps"
 # rate.
 COMPRESSED = {"SGD": ("DGCMomentum",), "AdamW": ("SparseLoCo", LOCAL)}
 
-# Time limits in seconds, several times what two slow cores need without a link.
+# Time limits in seconds, several times as long as two slow cores need without a
+# link.
 SECONDS_PER_RUN = 60.0
 SECONDS_TO_START = 240.0
 

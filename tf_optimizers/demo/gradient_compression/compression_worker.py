@@ -192,7 +192,7 @@ class SharedStudy:
 class Recorder(keras.callbacks.Callback):
     """Records the steps, seconds and bytes from mark to mark.
 
-    There is a mark after every `every` steps. There, the clock stops while
+    There is a mark after every `every` steps. At a mark, the clock stops while
     `measure` and `at_mark` run.
 
     Args:
