@@ -228,7 +228,7 @@ class ShardingMonitor(Monitor):
     The monitor adds to the logs:
 
     - `state_bytes`: the bytes of optimizer state on the replica that holds
-      most.
+      the most.
     - `state_share`: `state_bytes` divided by the bytes of the whole state. The
       best value on N replicas is 1 / N.
 
@@ -257,7 +257,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes on the fullest replica, and on each replica."""
+        """Return the largest number of bytes on a replica, and all numbers."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)

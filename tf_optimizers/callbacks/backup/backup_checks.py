@@ -116,7 +116,7 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if no epoch is left, or if epochs have another length.
+    """Yield warnings if no epoch is left, or if the epochs' length has changed.
 
     Args:
         content: The content of the backup.

@@ -211,7 +211,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Skip the batches before the backup, if it was made in this epoch."""
+        """If the backup was made in this epoch, skip the batches before it."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None

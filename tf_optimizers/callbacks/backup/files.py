@@ -108,7 +108,7 @@ class Folder:
         return content
 
     def check_file(self, generation: int, worker: int, expected: str) -> None:
-        """Raise if a worker's file is missing, or has another digest."""
+        """Raise if a worker's file is missing, or has a different digest."""
         path = self._file_of(generation, worker)
         try:
             found = digest(path)
@@ -118,7 +118,7 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_file(self, generation: int, worker: int) -> Any:
-        """Open a worker's file; its items are arrays by name, as bytes."""
+        """Open a worker's file, a map from names to arrays of bytes."""
         return np.load(self._file_of(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
