@@ -57,8 +57,9 @@ class ShardedExchange(Exchange):
     def capacity(self) -> int:
         """The largest number of entries that a shard accepts from a sender.
 
-        The capacity is the mean number for random positions, plus three
-        standard deviations. Replicas that share residuals count as one sender.
+        The capacity is the mean number of a sender's entries in a shard, for
+        random positions, plus three standard deviations. Replicas that share
+        residuals count as one sender.
         """
         mean = sum(self.counts) / self.wire.replicas
         each = math.ceil((mean + 3 * math.sqrt(mean)) / self.wire.devices)

@@ -63,7 +63,7 @@ class SentRows:
         self._is_known = False
 
     def count(self, index: int, gradient: Gradient, variable: Any) -> None:
-        """Count the bytes of this step's gradient, if it is or was sparse."""
+        """Count the bytes of a gradient if the variable's is or was sparse."""
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)

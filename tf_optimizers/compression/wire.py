@@ -55,7 +55,7 @@ class Wire(NamedTuple):
     def carrier_dtype(self) -> tf.DType:
         """The dtype in which values are sent if they are not packed.
 
-        TensorFlow cannot gather bfloat16, or dtypes of less than 8 bits.
+        TensorFlow cannot gather bfloat16, or dtypes of fewer than 8 bits.
         """
         is_half = self.value_dtype == "float16"
         return tf.float16 if is_half else tf.float32
