@@ -83,7 +83,7 @@ def import_libraries() -> bool:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # A command that needs the library fails, too.
+    except Exception:  # A command that needs this library will fail, too.
         return False
     # If Keras has loaded another backend, the command can still choose
     # TensorFlow, but only in a new process.

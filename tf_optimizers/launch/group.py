@@ -25,7 +25,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for a signal (SIGCHLD if a worker ends), or a call of `wake`."""
+    """Waits for a signal (SIGCHLD if a worker ends) or for a call of `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
