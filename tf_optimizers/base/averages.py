@@ -115,7 +115,10 @@ class Averages:
             self._assign(moved)
 
     def _average(self, is_later: Any) -> None:
-        """Update the averages if `is_later`; else set them to the weights."""
+        """Update the averages; set them to the weights in the first update.
+
+        `is_later` is a bool scalar, false in the first update.
+        """
 
         def update(variable: tf.Variable) -> None:
             mean = local_component(average(self._optimizer, variable), variable)

@@ -98,7 +98,7 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean gradients of all accumulated calls, with this call.
+        """Return the mean gradients over the accumulated calls and this call.
 
         If a variable has several gradients in this call, the accumulated sum
         is added only to the first of these gradients.

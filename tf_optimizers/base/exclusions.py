@@ -95,7 +95,7 @@ class Exclusions:
         names: Patterns for paths, made from the `var_names` that the user
             passed to `exclude_from_weight_decay()`.
         variables: The path and shape of each variable passed to that method, by
-            key.
+            its `variable_key`.
         saved: The exclusions in the config from which the optimizer was
             created.
     """

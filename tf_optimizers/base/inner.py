@@ -206,8 +206,8 @@ class InnerSteps:
         optimizer: The inner optimizer.
         variables: The variables that the inner optimizer updates: the model's
             variables or, in half precision, their master weights.
-        likes: The model's variables. During a step, `variables` take their
-            names and paths.
+        likes: The model's variables. During a step, `variables` have the names
+            and paths of `likes`.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class InnerSteps:
 def _single_optimizers(optimizer: Any) -> Sequence[Any]:
     """Return a `MultiOptimizer`'s optimizers, or the given optimizer in a list.
 
-    Call each of them separately: a `MultiOptimizer` (new in Keras 3.12) itself
-    fails if one of its optimizers has no gradients.
+    Callers apply each optimizer separately, because a `MultiOptimizer` (new in
+    Keras 3.12) fails if one of its optimizers has no gradients.
     """
     kind = getattr(keras.optimizers, "MultiOptimizer", ())
     return optimizer.optimizers if isinstance(optimizer, kind) else [optimizer]

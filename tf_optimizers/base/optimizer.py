@@ -122,7 +122,7 @@ class Optimizer(keras.optimizers.Optimizer):
         dtype: Any = None,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Add a variable, in float32 if the requested dtype has fewer bits."""
+        """Add a variable, in float32 if a half-precision dtype is requested."""
         dtype = None if dtype is None else state_dtype(dtype)
         return super().add_variable(
             shape, initializer=initializer, dtype=dtype, **kwargs
@@ -185,8 +185,8 @@ class Optimizer(keras.optimizers.Optimizer):
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_replica_context(strategy_of(self).num_replicas_in_sync)
-        # If the length of a dataset is unknown, Keras notices its end in a step
-        # that gets no batch. This step must change nothing, not even
+        # If a dataset's length is unknown, Keras notices the end of the data in
+        # a step without a batch. This step must change nothing, not even
         # `iterations`. So make the update wait until there is a gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]

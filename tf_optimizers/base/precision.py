@@ -46,9 +46,9 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a master weight, updated where its variable has changed.
 
     A master weight is the float32 copy of a half-precision variable, and rounds
-    to the variable's `value`. Elements that do not round to it have been
-    changed by `set_weights`, a constraint or a restored checkpoint, and get the
-    variable's value.
+    to the variable's `value`. If an element does not, then `set_weights`, a
+    constraint or a restored checkpoint has changed the variable. The result has
+    the variable's value there.
     """
     # Compare bits: XLA may remove a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
