@@ -128,7 +128,7 @@ class SparseMultiWorkerMirroredStrategy(
             attribute before `fit`. Defaults to `True`.
 
     Raises:
-        TypeError: If an argument has a wrong type.
+        TypeError: If an argument has the wrong type.
         ValueError: If the cluster is malformed.
         RuntimeError: If TensorFlow was used before the first strategy; if a
             later strategy has another cluster; if workers differ in the number

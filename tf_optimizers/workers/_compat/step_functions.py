@@ -118,7 +118,7 @@ def _wrapped(function: Any) -> Iterator[Any]:
 
 
 def _model_of_step(function: Any) -> keras.Model | None:
-    """Return the model of a method that is a step, None for other functions.
+    """Return the model if a function is a step and a method of it, else None.
 
     A model's method is a step if it is named `train_step` or `test_step`, or if
     it is assigned to one of these attributes.

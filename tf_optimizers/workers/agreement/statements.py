@@ -146,7 +146,7 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
     """Write a string in a thread; return a function that waits for the write.
 
     The returned function raises the error of the write. A write has no timeout,
-    and blocks while the first worker is stopped or cannot be reached. So the
+    and blocks while the first worker is suspended or cannot be reached. So the
     returned function waits only for a few seconds.
     """
     errors: list[tf.errors.OpError] = []

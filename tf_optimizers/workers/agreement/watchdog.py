@@ -6,8 +6,8 @@
 Both workers have begun their third collective. The two collectives differ, so
 neither will end. A stalled worker publishes its position (the number and the
 kind of its last collective) in the key-value store of the coordination service,
-and reads the next worker's position. If any two positions differ, some worker
-differs from the next one, and detects the difference. The watchdog also ends a
+and reads the next worker's position. If any two positions differ, at least one
+worker finds a different position at the next worker. The watchdog also ends a
 collective that has waited for longer than the strategy's `timeout_seconds`.
 """
 

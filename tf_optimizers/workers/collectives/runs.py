@@ -2,8 +2,8 @@
 
 When a step fails on a worker, this worker may be between two collectives, or
 may have updated only some weights. The other workers wait for this worker, or
-have moved on. They must not exchange values with the failed worker's next step.
-So every run of a step records its start and its end.
+have begun later steps. Then they must not exchange values with the failed
+worker's next step. So every run of a step records its start and its end.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
 TensorFlow runs this exchange in parallel, since no other operation needs the
@@ -117,7 +117,9 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
 
 
 def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
-    """Return `run()`, and record its start and end; see `progress.py`.
+    """Call `run`, record its start and end, and return its result.
+
+    The records are explained in `progress.py`.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

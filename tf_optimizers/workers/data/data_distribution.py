@@ -159,7 +159,8 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         digests = batch_digests.with_form(digests, batch)
-        # Rows must be equal, but random augmentation may differ by worker.
+        # The rows must be the same on all workers, but random augmentation may
+        # differ.
         rows, comparison = _rows_of_all(batch), Comparison.ROWS
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)

@@ -51,7 +51,7 @@ class AheadIterator(DistributedIterator):
 
     variable: Any  # This reference keeps the variable alive.
     known: tf.Tensor  # The handle of the variable.
-    is_argument: bool = False  # Whether a `tf.function` received this iterator.
+    is_argument: bool = False  # Whether this is a `tf.function`'s argument.
 
     @property
     def _is_endless(self) -> bool:

@@ -1,4 +1,4 @@
-"""Gives shared data one order on all workers, and checks order and length.
+"""Gives shared data the same order on all workers; checks order and length.
 
 Every worker iterates over the whole dataset, and keeps its part of each batch.
 If workers shuffle differently, an epoch misses some rows, and uses other rows

@@ -120,7 +120,7 @@ class CommonState:
         # replicas last had the same value.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
-        # Whether this worker has set variables since workers last agreed.
+        # Whether this worker has set variables since the last `take_set`.
         self._has_set = False
         # How many calls of `adopt_set` found that a worker had set variables,
         # and whether all workers had set variables at the last of these calls.
@@ -140,7 +140,7 @@ class CommonState:
         return has_set
 
     def adopt_set(self, has_set: Sequence[bool]) -> None:
-        """Compare models again if a worker's `take_set` has returned true."""
+        """Make workers compare models again if any `take_set` returned True."""
         if any(has_set):
             self._times_set += 1
             self._is_set_by_all = all(has_set)
@@ -303,8 +303,8 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
     """Record that a step assigns a variable, if our strategy runs the step.
 
-    Outside of steps, record that this worker sets a variable. A number, such as
-    a learning rate, need not be recorded.
+    Outside of steps, record that this worker sets a variable. Scalars, such as
+    a learning rate, are not recorded.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

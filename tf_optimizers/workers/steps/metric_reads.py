@@ -121,7 +121,10 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum over replicas all `variables` of the same dtype as `variable`."""
+        """Sum the `variables` with the dtype of `variable` over all replicas.
+
+        The sums are kept for later reads.
+        """
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = replicas_of(self._strategy).reduce_together(variables)
         self._known = [

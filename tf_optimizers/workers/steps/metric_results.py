@@ -65,7 +65,7 @@ def results_among(
 
 
 def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Return whether an output is a metric's result, as a Python float.
+    """Return whether an output is a metric's result, converted to a float.
 
     In eager mode, the steps of Keras before 3.15 convert results to floats.
     """

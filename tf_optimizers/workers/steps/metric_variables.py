@@ -1,7 +1,7 @@
 """Finds wrong uses of metrics' variables in the graphs of steps, and warns.
 
-Outside of a step, a metric's variable reads as the sum over replicas, unless it
-was added with another `aggregation`. The sum is right for
+Outside of a step, reading a metric's variable returns the sum over replicas,
+unless the variable was added with another `aggregation`. The sum is right for
 
     total.assign(total + of_rows)
 

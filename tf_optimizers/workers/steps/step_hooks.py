@@ -183,7 +183,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     this loss. So this function multiplies the loss by the replica's share. Then
     gradients overflow only if their sum over replicas does.
 
-    `gradient` handles a vector of losses in the same way as without a scale.
+    If the loss is a vector, `gradient` treats the scaled vector like any other.
     """
     loss, share = original(optimizer, loss), replica.share
     dynamic = keras.optimizers.LossScaleOptimizer
@@ -251,7 +251,8 @@ def update_mean(
 ) -> Any:
     """Update a `Mean`; weight a single number by the replica's share.
 
-    A step may pass the number of the replica's rows as the weight.
+    A `sample_weight` that is a tensor, or equals the replica's number of rows,
+    is not changed.
     """
     if replica.note_metric is not None:
         replica.note_metric(metric)

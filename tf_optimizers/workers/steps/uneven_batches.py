@@ -246,11 +246,11 @@ def _synchronized(
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Return `values` unchanged; multiply their gradients by `factor`.
 
-    The gradients of synchronized statistics flow to all replicas. There, a
-    user's own step multiplies them by the share of the replica that receives
-    them. But they must be weighted by the share of the replica that sends them.
-    So `_moments` multiplies them by the sender's share, and divides them by the
-    receiver's share.
+    Every replica receives gradients of synchronized statistics from all
+    replicas. A user's own step multiplies these gradients by the share of the
+    replica that receives them. But they must be weighted by the share of the
+    replica that sends them. So `_moments` multiplies them by the sender's
+    share, and divides them by the receiver's share.
     """
 
     @tf.custom_gradient
