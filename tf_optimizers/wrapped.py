@@ -134,8 +134,8 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"{name}[{i}]", each) for i, each in enumerate(value)]
     if not isinstance(value, keras.layers.Layer) and not _is_user_object(value):
         return []
-    # Search private attributes last: Keras also lists layers there, but the
-    # name should be that of the user's attribute.
+    # Search private attributes last. Keras lists layers in private attributes,
+    # too, but an optimizer should be named after the user's attribute.
     found = sorted(vars(value).items(), key=lambda pair: pair[0][0] == "_")
     prefix = f"{name}." if name else ""
     return [

@@ -23,7 +23,7 @@ Logs: TypeAlias = dict[str, Any] | None
 
 
 def backend_variable(variable: Any) -> tf.Variable:
-    """Return a Keras variable's `tf.Variable`; other objects unchanged."""
+    """Return a Keras variable's `tf.Variable`, or another object unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

@@ -267,7 +267,7 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return an optional's value, or None if empty; other values unchanged."""
+    """Return an optional's value (None if empty); other values unchanged."""
     # In data from generators, Keras replaces None with an empty optional.
     if not isinstance(value, tf.experimental.Optional):
         return value

@@ -42,8 +42,8 @@ from tf_optimizers.replicas import replicas_of
 # variables are updated at the same time, so that the changes of the first
 # variables are sent back while others are updated.
 _LARGE = 1 << 18
-# This many kernels at the same time use all processors, because XLA runs a
-# memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
+# This many kernels together use all processors, because XLA runs a memory-bound
+# kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
