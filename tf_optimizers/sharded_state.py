@@ -322,7 +322,7 @@ def _check_distributed(
             "`ShardedState` cannot combine `use_ema` with "
             "`gradient_accumulation_steps`. Received: "
             f"`{type(inner).__name__}` with use_ema=True and "
-            f"gradient_accumulation_steps={given}: Keras updates averages "
+            f"gradient_accumulation_steps={given}, which updates averages "
             "after every batch. Leave one of the two arguments out."
         )
     for variable in variables:

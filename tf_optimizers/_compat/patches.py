@@ -97,7 +97,7 @@ PATCHES = (
         features=(WITHOUT_XLA,),
         why="On a GPU, Keras compiles steps with XLA if all layers support it, "
         "even if the optimizer does not.",
-        without="On a GPU, `fit` after `compile(optimizer, loss)` raises.",
+        without="On a GPU, `fit` fails after `compile(optimizer, loss)`.",
         until="Optimizers have `supports_jit`, as layers do.",
         test="optimizers/test_xla.py::test_auto_means_not_by_xla",
     ),

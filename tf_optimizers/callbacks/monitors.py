@@ -53,7 +53,8 @@ class Monitor(keras.callbacks.Callback):
         self.every = check_integer("every", every, 1)
         if log_dir is not None and not isinstance(log_dir, (str, os.PathLike)):
             raise TypeError(
-                f"`log_dir` must be a path or None. Received: {log_dir!r}."
+                "`log_dir` must be a path or None. Received: "
+                f"log_dir={log_dir!r}. Pass a string or a `pathlib.Path`."
             )
         self.log_dir = log_dir
         self._latest: dict[str, float] = {}

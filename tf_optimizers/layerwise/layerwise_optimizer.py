@@ -291,6 +291,7 @@ def _check_bounds(
     if lower is not None and upper is not None and lower > upper:
         raise ValueError(
             "`lower_bound` must be at most `upper_bound`. Received: "
-            f"lower_bound={lower}, upper_bound={upper}."
+            f"lower_bound={lower}, upper_bound={upper}. Lower `lower_bound`, "
+            "or raise `upper_bound`."
         )
     return lower, upper

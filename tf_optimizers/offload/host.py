@@ -195,8 +195,8 @@ def check_not_compiled(name: str, variables: Sequence[Any]) -> None:
                     RuntimeError(
                         f"{name} keeps its state on {HOST}, so XLA cannot "
                         "compile a train step for another device. Received: "
-                        f"{component.name} on {component.device}. Use "
-                        "`model.compile(jit_compile=False)`; in a custom "
-                        "training loop, `tf.function(jit_compile=False)`."
+                        f"{component.name} on {component.device}. Pass "
+                        "`jit_compile=False` to `compile` or, in a custom "
+                        "training loop, to `tf.function`."
                     )
                 )

@@ -23,7 +23,8 @@ def check_folder(path: Any) -> str:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
-            f"`backup_dir` must be a path. Received: backup_dir={path!r}."
+            f"`backup_dir` must be a path. Received: backup_dir={path!r}. Pass "
+            "a string or a `pathlib.Path`."
         )
     text = os.fsdecode(path)
     if not text or "://" in text:

@@ -184,6 +184,6 @@ def check_batches(batches: int, seen: int) -> None:
         raise ValueError(
             "An epoch must have at least as many batches as the backup has "
             f"seen. Received: {batches} batches per epoch, and a backup after "
-            f"{seen} batches. Pass the same number of batches as before, of "
-            "the same size, or start over with another `backup_dir`."
+            f"{seen} batches. Pass as many batches as before, of the same "
+            "size, or start over with another `backup_dir`."
         )
