@@ -65,7 +65,11 @@ def _cached_function(
     *constants: Any,
     xla: bool,
 ) -> Callable:
-    """Return a `tf.function`; its first argument holds the floats, if any."""
+    """Return a `tf.function` that calls `function` with `constants`.
+
+    `float` in `constants` stands for a number. If it occurs, the first argument
+    of the `tf.function` is a vector of these numbers.
+    """
     # TensorFlow warns if one Python function has many traces. All functions
     # from the same nested `def` would count as one function, but each `partial`
     # counts separately.

@@ -58,8 +58,8 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # Without other workers, `fit` takes no number, so that the numbers stay
-        # the same on all workers.
+        # A `fit` without other workers takes no number, so that a common `fit`
+        # has the same number on all workers.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
