@@ -480,7 +480,7 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
     """Return the factors (l1, l2) of a Keras regularizer, or None for None."""
     if regularizer is None:
         return None
-    # A subclass may compute a different penalty.
+    # Reject subclasses, too, since they may compute a different penalty.
     if type(regularizer) not in (
         keras.regularizers.L1,
         keras.regularizers.L2,

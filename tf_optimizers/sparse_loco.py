@@ -187,7 +187,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     # `inner_optimizer` must not be an instance of these classes.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
-    _overlapped: OverlappedExchange | None = None  # Set if `overlap`.
+    _overlapped: OverlappedExchange | None = None  # Set if `overlap` is True.
     sync_every, overlap = Fixed(), Fixed()
     residual_decay, outer_learning_rate = Fixed(), Fixed()
     step_ahead = Fixed()

@@ -24,9 +24,9 @@ from tf_optimizers.kernels import compiled
 
 # The sample should contain at least about this many of the k largest entries.
 # The number that it contains has a standard deviation of about the square root
-# of this number. The threshold allows for four deviations, so there are rarely
-# fewer than k candidates. If there are, a second search among all entries gives
-# the exact result.
+# of this number. The threshold allows for four standard deviations, so there
+# are rarely fewer than k candidates. If there are, a second search among all
+# entries gives the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
 # The largest distance between samples. With a smaller distance, there are more

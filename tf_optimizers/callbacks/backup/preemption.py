@@ -36,7 +36,7 @@ from tf_optimizers.replicas import ReplicaGroup
 EXIT_CODE = 128 + signal.SIGTERM
 _LOOKING_SECONDS = 1.0  # Time between two checks for SIGTERM to any worker.
 _READING_SECONDS = 0.2  # The timeout for reading one published value.
-_WAITING_SECONDS = 60.0  # The timeout for the points of all workers.
+_WAITING_SECONDS = 60.0  # The longest wait for the points of all workers.
 
 _serial = itertools.count()
 _running: "Preemption | None" = None

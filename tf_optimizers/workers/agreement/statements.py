@@ -27,7 +27,8 @@ _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the missing worker.
 _PATIENCE_SECONDS = 60.0
-# Seconds that workers have to read the statements, once all have arrived.
+# The longest wait for other workers to read the statements, once all have
+# arrived, in seconds.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
