@@ -83,10 +83,10 @@ def _set_up(result: dict[str, Any]) -> str:
             "they would mean nothing."
         )
     return (
-        "The network of the large-batch study, trained twice from the same "
-        "weights on the same batches: with `keras.optimizers.Adam`, and with "
-        "`tfo.AdamOffload`, whose state and step are on the host. "
-        f"{settings['steps']} steps of batch {settings['batch_size']} at "
-        f"learning rate {settings['rate']:g}, with the model on "
+        "This part trains the network of the large-batch study twice, from the "
+        "same weights on the same batches: with `keras.optimizers.Adam`, and "
+        "with `tfo.AdamOffload`, whose state and step are on the host. A run "
+        f"has {settings['steps']} steps of batch {settings['batch_size']} at "
+        f"learning rate {settings['rate']:g}. The model is on "
         f"{result['device']}.{stand_in}"
     )
