@@ -266,7 +266,10 @@ class ReplicaGroup:
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
-        """Raise unless all workers have the same optimizer and variables."""
+        """Raise unless all workers have the same optimizer and variables.
+
+        Only the first call with an optimizer compares anything.
+        """
         warn_if_alone()
 
 

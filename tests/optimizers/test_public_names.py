@@ -57,8 +57,7 @@ def test_public_names_are_keras_s_or_documented(optimizer, methods):
     extra = public(ours) - public(keras.optimizers.Optimizer) - set(arguments)
     # Arguments, which the constructor sets.
     extra -= {n for n in vars(theirs) if n in theirs.get_config()}
-    # The strategy looks for `is_agreed`.
-    assert extra - {"built", "is_agreed"} == set(methods)
+    assert extra - {"built"} == set(methods)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def with_hooks(cls: type) -> type:
     return cls
 
 
+def has_hooks(optimizer: Any) -> bool:
+    """Return whether an optimizer's class inherits from a class with hooks."""
+    return type(optimizer)._backend_apply_gradients is _accumulate
+
+
 def _accumulate(
     self: Any, gradients: Sequence[Gradient], variables: Any
 ) -> None:

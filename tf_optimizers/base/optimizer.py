@@ -91,7 +91,6 @@ class Optimizer(keras.optimizers.Optimizer):
         self._exclusions = Exclusions()
         self._excluded = Excluded()
         self._placement: Any = OnReplicas()
-        self.is_agreed = False
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create master weights and averages, and find excluded variables.
@@ -200,10 +199,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 build_together(self, distinct(trainable_variables))
             if self.use_ema:
                 self._ema.note(grads, trainable_variables)
-            if not self.is_agreed:
-                group = replicas_of(strategy_of(self))
-                group.check_same_optimizer(self, trainable_variables)
-                self.is_agreed = True
+            group = replicas_of(strategy_of(self))
+            group.check_same_optimizer(self, trainable_variables)
         with tf.control_dependencies(last):
             super().apply(grads, trainable_variables)
 

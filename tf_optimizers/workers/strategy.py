@@ -163,8 +163,8 @@ class SparseMultiWorkerMirroredStrategy(
         watch_generators()
         watch_state()
         self.common_state = CommonState(self)
-        # Keras's optimizers that have begun to train, with the same weights on
-        # all workers.
+        # Optimizers that have begun to train, with the same weights on all
+        # workers.
         self.compared_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._metrics = MetricReader(self)
         self._steps = Steps(self, self._metrics.watch)

@@ -198,8 +198,14 @@ class WorkerReplicas(ReplicaGroup):
     def check_same_optimizer(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> None:
-        """Raise unless all workers have the same optimizer and variables."""
-        check_same_optimizer(self._strategy, optimizer, variables)
+        """Raise unless all workers have the same optimizer and variables.
+
+        Only the first call with an optimizer compares anything.
+        """
+        compared = self._strategy.compared_optimizers
+        if optimizer not in compared:
+            check_same_optimizer(self._strategy, optimizer, variables)
+            compared.add(optimizer)
 
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:

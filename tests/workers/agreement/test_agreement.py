@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.workers import worker_replicas
 from tf_optimizers.workers.agreement import same_training as same_optimizer
 from tf_optimizers.workers.agreement import statements as agreement
 
@@ -172,10 +173,8 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
         agreement.gather_statements(alone, "lunch", "soup")
 
 
-class Several(keras.optimizers.SGD):
+class Several(tfo.Lamb):
     """Stands in for an optimizer of this package that contains others."""
-
-    is_agreed = False
 
     def get_config(self):
         parts = [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)]
@@ -184,6 +183,48 @@ class Several(keras.optimizers.SGD):
 
 
 def test_names_of_optimizers_count_on_and_are_not_compared():
-    settings = [same_optimizer._settings(Several()) for _ in range(2)]
+    settings = [same_optimizer._settings(Several(0.1)) for _ in range(2)]
     assert settings[0] == settings[1]
     assert settings[0]["optimizers"][0]["config"]["beta_1"] == 0.9
+
+
+@pytest.mark.filterwarnings("ignore:.* saves traffic")
+@pytest.mark.parametrize(
+    ("make", "compared"),
+    [
+        (lambda: keras.optimizers.Adam(), ["Adam"]),
+        (lambda: tfo.Lamb(0.1), ["Lamb"]),
+        (lambda: tfo.SparseLoCo(tfo.Lamb(0.1)), ["SparseLoCo"]),
+        (
+            lambda: tfo.ShardedState(keras.optimizers.AdamW()),
+            ["ShardedState"],
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(tfo.Lamb(0.1)),
+            ["LossScaleOptimizer", "Lamb"],
+        ),
+    ],
+    ids=["keras", "ours", "local", "sharded", "scaled"],
+)
+def test_first_step_compares_an_optimizer_once(make, compared, monkeypatch):
+    """Further steps, and steps that are traced again, compare nothing."""
+    seen = []
+    monkeypatch.setattr(
+        worker_replicas,
+        "check_same_optimizer",
+        lambda _, optimizer, __: seen.append(type(optimizer).__name__),
+    )
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    with strategy.scope():
+        weight = keras.Variable([1.0, 2.0])
+        optimizer = make()
+
+    for _ in range(2):
+
+        @tf.function
+        def step():
+            optimizer.apply([tf.ones(2)], [weight])
+
+        strategy.run(step)
+        strategy.run(step)
+    assert seen == compared

@@ -6,7 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import micro_steps, path_of
+from tf_optimizers._compat.keras_internals import (
+    has_hooks,
+    micro_steps,
+    path_of,
+)
 from tf_optimizers.codes.digests import digests
 from tf_optimizers.replicas import local_copies
 from tf_optimizers.workers.agreement.statements import (
@@ -86,7 +90,7 @@ def _digests_of(strategy: Any, variable: Any) -> list[str]:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    if not hasattr(optimizer, "is_agreed"):
+    if not has_hooks(optimizer):
         return {}  # The `get_config` of other optimizers may fail or warn.
     try:
         return _without_names(optimizer.get_config())

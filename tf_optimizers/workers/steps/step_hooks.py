@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import (
     built_variables,
+    has_hooks,
     is_overwritten,
 )
 from tf_optimizers._compat.strategies import (
@@ -100,18 +101,17 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
 def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
     """Raise in an optimizer's first step unless workers have equal weights.
 
-    Our own optimizers make this check themselves.
+    Our own optimizers make this check themselves, after they have checked their
+    gradients.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or not is_ours(context.strategy) or replica.is_applying:
+    if context is None or not is_ours(context.strategy):
         return
-    known = context.strategy.compared_optimizers
-    if optimizer in known or hasattr(optimizer, "is_agreed"):
+    if replica.is_applying or has_hooks(optimizer):
         return
     if variables is None:
         variables = built_variables(optimizer)
     replicas_of(context.strategy).check_same_optimizer(optimizer, variables)
-    known.add(optimizer)
 
 
 def _check_in_run(strategy: Any) -> None:
