@@ -155,20 +155,14 @@ class ShardedExchange(Exchange):
         # An entry that does not fit reads the 0 after the last slot.
         arriving = tf.gather(tf.pad(arriving, [[0, 1]]), slots)
         entries = Entries(
-            values=self._own_rows(rounded),
-            positions=self._own_rows(groups),
+            values=self.wire.own_portion(rounded),
+            positions=self.wire.own_portion(groups),
             size=span,
             code=self.wire.value_dtype,
             ends=ends,
         )
         places = order[:, tf.newaxis]
         return entries, tf.scatter_nd(places, arriving, arriving.shape)
-
-    def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return the rows that this replica sends, flattened."""
-        devices = self.wire.devices
-        rows = tf.reshape(rows, [self.wire.replicas, devices, -1])
-        return tf.reshape(rows[:, replicas_of().rank % devices], [-1])
 
 
 def _is_in(rising_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -90,10 +90,14 @@ class Wire(NamedTuple):
         return tf.reshape(filled, [self.devices, count])
 
     def own_portion(self, portions: tf.Tensor) -> tf.Tensor:
-        """Return the portion that this replica sends, [n]."""
-        if self.devices == 1:
-            return tf.reshape(portions, [-1])
-        return portions[replicas_of().rank % self.devices]
+        """Return the portion that this replica sends, flattened.
+
+        `portions` is [devices, n], or several such matrices, row by row.
+        """
+        if self.devices > 1:
+            own = replicas_of().rank % self.devices
+            portions = portions[own :: self.devices]
+        return tf.reshape(portions, [-1])
 
     def joined(self, portions: tf.Tensor, count: int) -> tf.Tensor:
         """Undo `portions`: return the `count` selected values."""
