@@ -165,36 +165,40 @@ class Progress:
 
     def enter(self) -> None:
         """Record that a run of a step begins."""
-        self._move(_ENTER, 1)
+        if self.is_guarded:
+            self._move(_ENTER, 1)
 
     def leave(self) -> None:
         """Record that a run of a step has ended."""
-        self._move(_LEAVE)
+        if self.is_guarded:
+            self._move(_LEAVE)
 
     def begin(self, kind: int, elements: Any, layout: int) -> tf.Tensor:
         """Record that a collective begins; return whether it may run."""
-        now = self._variable.read_value()
-        what = [
-            tf.convert_to_tensor(number, tf.int64)
-            for number in (kind, elements, layout)
-        ]
-        state = tf.gather(tf.constant(_BEGIN, tf.int64), now[4])
-        if not self.is_guarded:
-            state = now[4]
-        self._variable.assign(
-            tf.stack([now[0] + 1, *what, state]), read_value=False
-        )
-        return state != _FAILED
+        what = tf.convert_to_tensor([kind, elements, layout], tf.int64)
+        return self._move(_BEGIN, 1, what) != _FAILED
 
     def end(self) -> None:
         """Record that a collective has ended."""
-        self._move(_END)
-
-    def _move(self, states: Sequence[int], begun: int = 0) -> None:
         if self.is_guarded:
-            now = self._variable.read_value()
-            state = tf.gather(tf.constant(states, tf.int64), now[4])
-            self._variable.assign(
-                tf.concat([now[:1] + begun, now[1:4], [state]], 0),
-                read_value=False,
-            )
+            self._move(_END)
+
+    def _move(
+        self, states: Sequence[int], begun: int = 0, what: Any = None
+    ) -> tf.Tensor:
+        """Record an event; return the new state.
+
+        Args:
+            states: The next state, by the current state.
+            begun: The number of runs and collectives that begin.
+            what: The kind, elements and layout of a collective that begins.
+        """
+        now = self._variable.read_value()
+        state = now[4]
+        if self.is_guarded:
+            state = tf.gather(tf.constant(states, tf.int64), state)
+        what = now[1:4] if what is None else what
+        self._variable.assign(
+            tf.concat([now[:1] + begun, what, [state]], 0), read_value=False
+        )
+        return state
