@@ -88,10 +88,9 @@ class GatheredExchange(Exchange):
             values = tf.cast(values, tf.float32)
             places = tf.maximum(positions, 0)[:, tf.newaxis]
             return tf.reshape(tf.scatter_nd(places, values, [size]), shape)
-        if self.wire.is_packed:
-            return Entries(values, positions, size, self.wire.value_dtype)
-        values = tf.cast(values, self.wire.carrier_dtype)
-        return Entries(values, positions, size)
+        if not self.wire.is_packed:
+            values = tf.cast(values, self.wire.carrier_dtype)
+        return Entries(values, positions, size, self.wire.value_dtype)
 
 
 # Shards are used only if they divide the cost by at least this factor.

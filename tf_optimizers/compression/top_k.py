@@ -63,11 +63,9 @@ def top_k(
     Returns:
         int64 [k].
     """
-    if gpu:
-        return _search(values, k, gpu)
     is_rare = k * _SEARCH_COST <= values.shape[0]
-    if k < (_LEAST_TO_SAMPLE if is_rare else 2 * _LARGEST_IN_SAMPLE):
-        return _search(values, k)
+    if gpu or k < (_LEAST_TO_SAMPLE if is_rare else 2 * _LARGEST_IN_SAMPLE):
+        return _search(values, k, gpu)
     threshold = _threshold(values, k, seed)
     find = _find_in_blocks if is_rare else _find
     candidates = find(values, threshold)
@@ -84,7 +82,7 @@ def top_k(
     return tf.ensure_shape(tf.pad(found, missing, constant_values=-1), [k])
 
 
-def _search(values: tf.Tensor, k: int, gpu: bool = False) -> tf.Tensor:
+def _search(values: tf.Tensor, k: int, gpu: bool) -> tf.Tensor:
     """Return the result of `top_k`, by sorting the maxima of blocks.
 
     The k largest entries lie in the k blocks with the largest maxima. Each of
