@@ -492,7 +492,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 `synchronize` ends the round early.
         """
         compressor = self._compressor
-        compressor.allocate()
+        compressor.allocate(compressor.compressed)
         is_known = compressor.rows.indices is not None
 
         def end(

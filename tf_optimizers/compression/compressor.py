@@ -15,7 +15,7 @@ tensor.
 """
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -268,9 +268,8 @@ class Compressor:
                 "without a gradient in some steps."
             )
 
-    def allocate(self, indices: Collection[int] | None = None) -> None:
-        """Allocate residuals; by default, of all compressed variables."""
-        indices = self.compressed if indices is None else indices
+    def allocate(self, indices: Sequence[int]) -> None:
+        """Allocate the residuals of the variables at `indices`."""
         if in_xla() and indices:
             raise unchanged_in_cond(
                 RuntimeError(

@@ -70,7 +70,7 @@ class OverlappedExchange:
             stepped: The variables that the step updates.
             updates: The optimizer's `iterations`.
         """
-        self._compressor.allocate()
+        self._compressor.allocate(self._compressor.compressed)
         group = replicas_of()
         rank = group.rank % len(group.devices)
 
