@@ -119,18 +119,16 @@ class Averages:
 
         `is_later` is a bool scalar, false in the first update.
         """
+        optimizer = self._optimizer
 
         def update(variable: tf.Variable) -> None:
-            mean = local_component(average(self._optimizer, variable), variable)
-            index = variable_index(self._optimizer, variable)
+            mean = local_component(average(optimizer, variable), variable)
+            index = variable_index(optimizer, variable)
             weight = value_of(self._masters.full_precision(index, variable))
-            momentum = self._optimizer.ema_momentum
-            momentum *= tf.cast(is_later, mean.dtype)
+            momentum = optimizer.ema_momentum * tf.cast(is_later, mean.dtype)
             mean.assign(momentum * mean + (1 - momentum) * weight)
 
-        variables = list(
-            map(backend_variable, stepped_variables(self._optimizer))
-        )
+        variables = list(map(backend_variable, stepped_variables(optimizer)))
         self._placement.update_each(variables, update)
 
     def _assign(self, variables: Sequence[Any]) -> None:

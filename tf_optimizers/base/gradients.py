@@ -22,12 +22,8 @@ def as_gradient(value: Any) -> Gradient | None:
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
-        shape = value.dense_shape
-        return tf.IndexedSlices(
-            tf.convert_to_tensor(value.values),
-            tf.convert_to_tensor(value.indices),
-            None if shape is None else tf.convert_to_tensor(shape),
-        )
+        parts = value.values, value.indices, value.dense_shape
+        return tf.IndexedSlices(*map(as_gradient, parts))
     return tf.convert_to_tensor(value)
 
 
