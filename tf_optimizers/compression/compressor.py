@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Gradient
+from tf_optimizers._compat import Gradient, map_values
 from tf_optimizers._compat.keras_internals import (
     add_replica_variable,
     built_variables,
@@ -361,7 +361,11 @@ class Compressor:
         if unit is None:
             return sums
         end = len(residuals)
-        return [*(_multiplied(s, unit) for s in sums[:end]), *sums[end:]]
+
+        def multiply(values: tf.Tensor) -> tf.Tensor:
+            return unit * tf.cast(values, unit.dtype)
+
+        return [*(map_values(multiply, s) for s in sums[:end]), *sums[end:]]
 
     def _flush(
         self, compressed: Sequence[int], others: Sequence[Gradient]
@@ -426,11 +430,3 @@ class Compressor:
         if workers == 1:
             return gradients
         return [workers * total for total in self.sum_on_worker(gradients)]
-
-
-def _multiplied(update: Gradient, unit: tf.Tensor) -> Gradient:
-    """Return a dense or sparse update times `unit`."""
-    if not isinstance(update, tf.IndexedSlices):
-        return unit * update
-    values = unit * tf.cast(update.values, unit.dtype)
-    return tf.IndexedSlices(values, update.indices, update.dense_shape)

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_optimizers._compat import map_values
 from tf_optimizers._compat.tensorflow_internals import in_xla
 from tf_optimizers.codes.entries import Entries
 from tf_optimizers.workers._compat.distribution import CollectiveAllReduce
@@ -125,7 +126,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         Raises:
             RuntimeError: If the step is compiled by XLA.
         """
-        if self.replicas == 1:
+        if self._group_size == 1:
             return [v.slices() if isinstance(v, Entries) else v for v in values]
         if in_xla():
             # XLA compiles for one device, and has no collectives for CPUs.
@@ -143,11 +144,12 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
                 reduced[kind] = super()._all_reduce(
                     tf.distribute.ReduceOp.SUM, group, replica_id, options
                 )
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            for kind, group in reduced.items():
-                reduced[kind] = [_divide(v, self.replicas) for v in group]
         remaining = {kind: iter(group) for kind, group in reduced.items()}
-        return [next(remaining[_kind(value)]) for value in values]
+        results = [next(remaining[_kind(value)]) for value in values]
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            count = self._group_size
+            results = [map_values(lambda v: v / count, r) for r in results]
+        return results
 
     def _gather_all(
         self, groups: dict[Any, list[Any]], replica_id: int, options: Any
@@ -167,11 +169,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         small = {
             kind: group
             for kind, group in groups.items()
-            if kind not in _SPARSE and is_gathered(group, self.replicas)
+            if kind not in _SPARSE and is_gathered(group, self._group_size)
         }
         if not (entries or slices or small):
             return {}
-        with tf.device(self.device(replica_id)):
+        with tf.device(self._devices[replica_id]):
             rows = []
             if slices:
                 local = tf.stack([tf.shape(s.indices)[0] for s in slices])
@@ -179,9 +181,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
                 rows = tf.unstack(every, num=len(slices), axis=1)
             own = Content(entries, slices, list(small.values()), rows)
             words = self.all_gather(pack(own), replica_id, options, layout(own))
-            gathered, joined, sums = unpack(words, own, self.replicas)
-            sums_by_kind = dict(zip(small, sums, strict=True))
-            return sums_by_kind | {
+            gathered, joined, sums = unpack(words, own, self._group_size)
+            return dict(zip(small, sums, strict=True)) | {
                 Entries: [each.slices() for each in gathered],
                 tf.IndexedSlices: list(map(sum_duplicates, joined)),
             }
@@ -221,23 +222,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         """Record that a run of a step has ended on all local replicas."""
         for own in self._launchers:
             own.progress.leave()
-
-    def device(self, replica_id: int) -> str:
-        """Return a local replica's device, which TensorFlow keeps private."""
-        return self._devices[replica_id]
-
-    @property
-    def replicas(self) -> int:
-        """The number of all replicas, which TensorFlow keeps private."""
-        return self._group_size
-
-
-def _divide(value: Any, count: int) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            value.values / count, value.indices, value.dense_shape
-        )
-    return value / count
 
 
 _SPARSE = Entries, tf.IndexedSlices
