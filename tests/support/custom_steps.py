@@ -151,12 +151,48 @@ class GuideWithTwoViews(Guide):
             y_pred = self(ops.concatenate([x, -x]), training=True)
             losses = ops.mean((y_pred - ops.concatenate([y, y])) ** 2, -1) / 3
             squares = 0.1 * ops.sum(self.layers[0].kernel ** 2)
-            means = ops.stack([ops.mean(losses), squares] * 4)
+            means = ops.stack([ops.mean(losses), squares])
             slopes = tape.gradient(y_pred, y_pred)  # Not of weights.
         weights = self.trainable_variables
         gradients = tape.gradient([losses, means, squares], weights)
         self.optimizer.apply(gradients, weights)
         return {"losses": ops.mean(losses), "slopes": ops.mean(slopes)}
+
+
+class PenalizedViews(PenalizedRows):
+    """Adds losses for each row of two views."""
+
+    def call(self, inputs):
+        outputs = super().call(ops.concatenate([inputs, -inputs]))
+        first, second = ops.split(outputs, 2)
+        return first - 2 * second
+
+
+class GuideWithMeans(Guide):
+    """Updates a `Mean` by a list of numbers."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        x, y = data
+        self.loss_tracker.update_state((y - self(x)) ** 2)
+        self.update_by_means(y, self(x))
+        return logs | {"loss": self.loss_tracker.result()}
+
+    def update_by_means(self, y, y_pred):
+        self.loss_tracker.update_state([ops.mean(y), ops.mean(y_pred)])
+
+
+class GuideWithMeansOfColumns(GuideWithMeans):
+    """Updates a `Mean` by a vector, with and without weights."""
+
+    def update_by_means(self, y, y_pred):
+        self.loss_tracker.update_state(ops.mean(y**2, 0))
+        self.loss_tracker.update_state(ops.mean(y_pred**2, 0), [1.0, 3.0])
+
+
+class MeanOfColumns(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return ops.mean((y_true - y_pred) ** 2, 0)
 
 
 class GuideScaled(GuideWithVector):
@@ -520,6 +556,15 @@ CASES = {
     "rows added": lambda: compiled(
         keras.Sequential([keras.Input((4,)), PenalizedRows(2)]), sgd(), "mse"
     ),
+    "views added": lambda: compiled(
+        keras.Sequential([keras.Input((4,)), PenalizedViews(2)]), sgd(), "mse"
+    ),
+    "sum of columns": lambda: compiled(
+        dense(2), sgd(), MeanOfColumns(reduction="sum")
+    ),
+    "means": lambda: compiled(GuideWithMeans()),
+    "means, eager": lambda: compiled(GuideWithMeans(), sgd(), run_eagerly=True),
+    "means of columns": lambda: compiled(GuideWithMeansOfColumns()),
     "several optimizers": lambda: compiled(
         dense(2), several_optimizers(), keras.losses.MeanSquaredError(None)
     ),

@@ -101,6 +101,24 @@ def rows_of_inputs(batch: Any) -> Any:
     return next(iter(counts_of_rows(inputs)), None)
 
 
+def is_of_rows(value: Any) -> bool:
+    """Return whether a value that a step computes has elements for each row.
+
+    If the number of rows is unknown while a step is traced, a value without
+    elements for rows has a known shape. If the number is known, one of the
+    dimensions must be a multiple of it, since a step may repeat rows.
+    """
+    if isinstance(value, list | tuple):  # Of numbers, or of equal tensors.
+        return bool(value) and is_of_rows(value[0])
+    shape = tf.convert_to_tensor(value).shape
+    if not shape.is_fully_defined():
+        return True
+    rows = replica.rows
+    return isinstance(rows, int) and any(
+        length % max(rows, 1) == 0 for length in shape
+    )
+
+
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 

@@ -29,7 +29,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.share import Share
+from tf_optimizers.workers.steps.share import Share, is_of_rows
 from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import wrapped_optimizers
 
@@ -233,38 +233,35 @@ def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
 
 def _factors(target: tf.Tensor) -> tf.Tensor:
     """Return the factors for the elements of a target; see `gradient`."""
-    if not target.shape.rank:
-        return tf.ones_like(target)
-    share, length = replica.share, target.shape[0]
-    if length is None:
-        is_of_rows = True
-    elif isinstance(replica.rows, int):  # A step may double the rows.
-        is_of_rows = length % max(replica.rows, 1) == 0
-    else:  # A replica without rows has a padding row.
-        is_of_rows = tf.cast(length, tf.float32) == tf.maximum(share.rows[0], 1)
-    factor = tf.where(is_of_rows, share.inverse, 1.0)
+    factor = replica.share.inverse if is_of_rows(target) else 1.0
     return tf.cast(factor, target.dtype) * tf.ones_like(target)
 
 
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Update a `Mean`; weight a single number by the replica's share.
-
-    A `sample_weight` that is a tensor, or equals the replica's number of rows,
-    is not changed.
-    """
+    """Update a `Mean`; weight numbers by the replica's share."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
-    weight = 1 if sample_weight is None else sample_weight
-    rows = replica.rows if isinstance(replica.rows, int) else 0
-    is_of_rows = sample_weight is not None and (
-        not isinstance(weight, (int, float)) or weight == rows
-    )
-    is_number = len(keras.ops.shape(values)) == 0
-    if replica.share is not None and is_number and not is_of_rows:
-        sample_weight = weight * replica.share.weight
+    if replica.share is not None and not is_of_rows(values):
+        sample_weight = _weight_of_numbers(values, sample_weight)
     return original(metric, values, sample_weight)
+
+
+def _weight_of_numbers(values: Any, weight: Any) -> Any:
+    """Return a weight times the replica's share.
+
+    A step may pass the number of the replica's rows as the weight, or weights
+    of rows. This function returns them unchanged.
+    """
+    if weight is None:
+        weight = tf.ones(keras.ops.shape(values)[:1])
+    elif isinstance(weight, (int, float)):
+        if isinstance(replica.rows, int) and weight == replica.rows:
+            return weight
+    elif not len(keras.ops.shape(weight)) or is_of_rows(weight):
+        return weight
+    return tf.cast(weight, tf.float32) * replica.share.weight
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:

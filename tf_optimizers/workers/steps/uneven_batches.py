@@ -35,6 +35,7 @@ from tf_optimizers._compat.patches import NAMES, hook
 from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
+from tf_optimizers.workers.steps.share import is_of_rows
 from tf_optimizers.workers.worker_replicas import is_ours
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
@@ -82,12 +83,9 @@ def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     so that all replicas together have the gradient of the sum over all rows.
     """
     total, share = original(loss), replica.share
-    if share is None or loss.shape.rank == 0:
+    if share is None or not is_of_rows(loss):
         return total
-    # A replica without rows has a padding row.
-    rows = tf.maximum(share.rows[0], 1.0)
-    is_of_rows = tf.cast(tf.shape(loss)[0], rows.dtype) == rows
-    return total * _cast(tf.where(is_of_rows, share.inverse, 1.0), total)
+    return total * _cast(share.inverse, total)
 
 
 def _average(
@@ -148,7 +146,8 @@ def _reduce(
         # the replicas' means.
         return loss if share or not is_mean else loss / _replicas()
     if not is_mean:
-        return loss * _cast(share.inverse, loss) if share else loss
+        is_sum = share and is_of_rows(values)
+        return loss * _cast(share.inverse, loss) if is_sum else loss
     divisors = _divisors(sample_weight, mask, reduction)
     if divisors is None and share:
         return loss
