@@ -4,27 +4,23 @@ python benchmarks/plots.py
 """
 
 import functools
-import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
 import results
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
-
-from tf_optimizers.demo.plots import (
-    COLORS,
-    STYLE,
-    add_legend,
-    draw_runs,
-    line_style,
+import tables
+from panels import bars, finish, panels, plain_log
+from training_plots import (
+    accuracy,
+    local_schedule,
+    run_bytes,
+    time_to_accuracy,
 )
 
-FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
+from tf_optimizers.demo.plots import COLORS, STYLE, line_style
+
 WORKER_MODEL = "4 M"
 TRACED = {
     "GPU": "GPU: the model, weights",
@@ -32,13 +28,11 @@ TRACED = {
     "host": "host: Adam",
     "MemcpyH2D": "updates to the GPU",
 }
-CURVES = {
-    "accuracy": ("dense", "DGC, 2 workers", "DGC, 4 workers"),
-    "loco_accuracy": (
-        "dense",
-        "for_steps, 2 workers",
-        "for_steps, 4 workers",
-    ),
+# What sharding changes, and its name in the results.
+SHARDED = {
+    "bytes of state": "state_bytes",
+    "time of a step": "step_ms",
+    "bytes sent": "bytes_per_step",
 }
 
 
@@ -46,50 +40,64 @@ def median_step(result: dict, link: str, contender: str) -> float:
     return statistics.median(result["links"][link][contender]["step_ms"])
 
 
-def panels(
-    count: int, rows: int = 1, **kwargs: Any
-) -> tuple[Figure, Sequence[Axes]]:
-    columns = -(-count // rows)
-    figure = Figure(
-        figsize=(1 + 4.2 * columns, 1.2 + 3.6 * rows), layout="constrained"
-    )
-    axes = figure.subplots(rows, columns, squeeze=False, **kwargs).ravel()
-    for unused in axes[count:]:
-        unused.remove()
-    return figure, axes[:count]
+def relative_step_time(
+    document: dict, name: str, models: Sequence[str], contenders: Sequence[str]
+) -> None:
+    """Draw step times relative to TensorFlow's Adam, by model."""
+    rows = {}
+    for model in models:
+        times = document["models"][model]["step_ms"]
+        unit = statistics.median(times[tables.YARDSTICK])
+        rows[model] = {
+            contender: statistics.median(times[contender]) / unit
+            for contender in contenders
+        }
+    bars(name, f"step time, relative to {tables.YARDSTICK}", rows)
 
 
-def finish(figure: Figure, name: str) -> None:
-    """Add one legend for all panels, and write the file."""
-    add_legend(figure)
-    FOLDER.mkdir(exist_ok=True)
-    figure.savefig(FOLDER / f"{name}.png", dpi=100)
+def sharded_state(document: dict) -> None:
+    """Draw the state, time and bytes of four workers, relative to unsharded."""
+    found = document["models"]["bert-base"]["layouts"]["4 workers"]
+    rows = {
+        label: {
+            optimizer: statistics.median(found[f"{optimizer}, sharded"][key])
+            / statistics.median(found[f"{optimizer}, whole"][key])
+            for optimizer in ("AdamW", "Lamb")
+        }
+        for label, key in SHARDED.items()
+    }
+    bars("sharded_state", "relative to the unsharded optimizer", rows)
 
 
-def plain_log(axis: Axes, numbers: str = "{x:,.0f}") -> None:
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(numbers)
-    axis.yaxis.set_minor_formatter(NullFormatter())
+def fit(document: dict) -> None:
+    """Draw step times of a custom loop and of `fit`."""
+    rows = {
+        name.replace(", ", ",\n"): {
+            loop: statistics.median(result["step_ms"][loop])
+            for loop in ("custom loop", "fit")
+        }
+        for name, result in document["models"].items()
+    }
+    bars("fit", "ms a step", rows)
 
 
-def shaped_network(document: dict) -> None:
+def shaped_network(document: dict, name: str = "shaped_network") -> None:
     """Draw step time by link, a panel per model and number of hosts."""
     models = {
-        name: result
-        for name, result in document["models"].items()
+        model: result
+        for model, result in document["models"].items()
         if result["hosts"] in (2, 4)
     }
-    figure, axes = panels(len(models), rows=2, sharey=True)
-    for axis, (name, result) in zip(axes, models.items(), strict=True):
+    figure, axes = panels(len(models), sharey=True)
+    for axis, (model, result) in zip(axes, models.items(), strict=True):
         links = list(result["links"])
         for number, contender in enumerate(result["links"][links[0]]):
             times = [median_step(result, link, contender) for link in links]
             axis.plot(links, times, **line_style(number, contender))
-        axis.set_title(name)
+        axis.set_title(model)
         axis.set_ylabel("ms a step")
         plain_log(axis)
-    finish(figure, "shaped_network")
+    finish(figure, name)
 
 
 def workers(document: dict, name: str = "workers") -> None:
@@ -120,15 +128,13 @@ def workers(document: dict, name: str = "workers") -> None:
 
 
 def cost_model(document: dict) -> None:
-    """Draw predictions for many workers, a panel per link."""
+    """Draw predictions for many workers: a column per model, a row per link."""
     predictions = document["predictions"]
-    figure, axes = panels(
-        sum(map(len, predictions.values())), rows=len(predictions), sharey=True
-    )
-    drawn = iter(axes)
-    for model, links in predictions.items():
-        for link, contenders in links.items():
-            axis = next(drawn)
+    figure, axes = panels(sum(map(len, predictions.values())), sharey=True)
+    for column, (model, links) in enumerate(predictions.items()):
+        for axis, (link, contenders) in zip(
+            axes[column :: len(predictions)], links.items(), strict=True
+        ):
             for number, (name, times) in enumerate(contenders.items()):
                 style = line_style(number, name)
                 axis.plot(document["workers"], times, **style)
@@ -166,47 +172,6 @@ def winners(document: dict) -> None:
         axis.set_xlabel("workers")
         axis.set_ylabel("share of the entries that is sent")
     finish(figure, "winners")
-
-
-def accuracy(document: dict, name: str = "accuracy") -> None:
-    """Draw validation loss by step, a panel per task or optimizer."""
-    models = {
-        task: result
-        for task, result in document["models"].items()
-        if result["runs"].keys() >= set(CURVES[name])
-    }
-    count = len(models)
-    figure, axes = panels(count, rows=math.ceil(count / 3))
-    for axis, (task, result) in zip(axes, models.items(), strict=True):
-        for number, variant in enumerate(CURVES[name]):
-            curves = [run["curve"] for run in result["runs"][variant]]
-            steps = [point["step"] for point in curves[0]]
-            bits = np.array([[p["bits"] for p in curve] for curve in curves])
-            draw_runs(axis, steps, bits, number, variant)
-        axis.set_title(task)
-        axis.set_xlabel("step")
-        axis.set_ylabel("validation loss, bits")
-        plain_log(axis, "{x:g}")
-    finish(figure, name)
-
-
-def time_to_accuracy(document: dict) -> None:
-    """Draw validation accuracy by seconds, a panel per link."""
-    figure, axes = panels(len(document["models"]), sharey=True)
-    for axis, (name, runs) in zip(
-        axes, document["models"].items(), strict=True
-    ):
-        for number, (contender, run) in enumerate(runs.items()):
-            _, seconds, reached = np.transpose(run["curve"])
-            style = line_style(number, contender)
-            axis.plot(seconds, 100 * reached, **(style | {"markersize": 3}))
-        axis.set_title(name)
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_xlabel("seconds of training")
-        axis.set_ylabel("validation accuracy, %")
-        axis.set_ylim(80, 100)
-    finish(figure, "time_to_accuracy")
 
 
 def latency(document: dict) -> None:
@@ -293,7 +258,7 @@ def offload_trace(document: dict) -> None:
         for name, result in document["models"].items()
         if "spans_ms" in result
     }
-    figure, axes = panels(len(traces), rows=len(traces))
+    figure, axes = panels(len(traces))
     figure.set_size_inches(9, 1 + 2 * len(traces))
     for axis, (name, spans) in zip(axes, traces.items(), strict=True):
         for number, kind in enumerate(TRACED):
@@ -306,11 +271,12 @@ def offload_trace(document: dict) -> None:
         axis.invert_yaxis()
         axis.set_title(name.removeprefix("trace, "))
         axis.set_xlabel("ms")
-    figure.savefig(FOLDER / "offload_trace.png", dpi=100)
+    finish(figure, "offload_trace")
 
 
 PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "shaped_network": (shaped_network, workers),
+    "loco_network": (functools.partial(shaped_network, name="loco_network"),),
     "slow_network": (functools.partial(workers, name="slow_network"),),
     "latency": (latency,),
     "cost_model": (cost_model, winners),
@@ -318,6 +284,32 @@ PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "loco_accuracy": (functools.partial(accuracy, name="loco_accuracy"),),
     "time_to_accuracy": (time_to_accuracy,),
     "growth": (growth,),
+    "sharded_state": (sharded_state,),
+    "step_time": (
+        functools.partial(
+            relative_step_time,
+            name="step_time",
+            models=("20M", "small", "bert-base"),
+            contenders=(
+                *("tfo.Lamb", "keras Lamb, graph", "keras Lamb, XLA"),
+                *("tfo.AdamOffload", "keras Adam, graph", "keras Adam, XLA"),
+            ),
+        ),
+    ),
+    "local_work": (
+        functools.partial(
+            relative_step_time,
+            name="local_work",
+            models=("20 M in 1", "4 M in 1", "4 M in 100"),
+            contenders=(
+                *("DGC at 0.1 %", "keras AdamW"),
+                "AdamW in SparseLoCo at 0.1 %",
+            ),
+        ),
+    ),
+    "fit": (fit,),
+    "local_schedule": (local_schedule,),
+    "run_bytes": (run_bytes,),
     "gpu": (offload, offload_trace),
 }
 

@@ -351,17 +351,21 @@ def local_schedule(name: str, result: dict) -> str:
 
 def against_dense(runs: list[dict], dense: list[dict]) -> list[str]:
     """Return cells of each metric: its mean, and its interval minus dense."""
-    tests = {run["seed"]: run["test"] for run in dense}
     cells = []
     for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
         values = [scale * run["test"][metric] for run in runs]
-        gains = [
-            value - scale * tests[run["seed"]][metric]
-            for value, run in zip(values, runs, strict=True)
-        ]
+        gains = [scale * gain for gain in differences(runs, dense, metric)]
         cells.append(mean_and_deviation(values, digits))
         cells.append("" if runs is dense else interval(gains, digits))
     return cells
+
+
+def differences(
+    runs: list[dict], dense: list[dict], metric: str
+) -> list[float]:
+    """Return each run's metric, minus that of the dense run of its seed."""
+    tests = {run["seed"]: run["test"] for run in dense}
+    return [run["test"][metric] - tests[run["seed"]][metric] for run in runs]
 
 
 def mean_and_deviation(values: list[float], digits: int) -> str:
@@ -387,13 +391,18 @@ def run_bytes(name: str, result: dict) -> str:
     )
 
 
-def interval(differences: list[float], digits: int) -> str:
-    """Return the mean and its 95 % confidence interval (Student's t)."""
-    if len(differences) < 2:
-        return f"{differences[0]:+.{digits}f}"
-    low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    mean = np.mean(differences)
-    return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+def interval(values: list[float], digits: int) -> str:
+    """Return a cell with the mean and its 95 % confidence interval."""
+    if len(values) < 2:
+        return f"{values[0]:+.{digits}f}"
+    mean, low, high = (f"{x:+.{digits}f}" for x in mean_and_interval(values))
+    return f"{mean} ({low} to {high})"
+
+
+def mean_and_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return mean, and its 95 % confidence interval (Student's t)."""
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return float(np.mean(values)), low, high
 
 
 TABLES = {

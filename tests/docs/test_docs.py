@@ -8,8 +8,16 @@ import json
 import pathlib
 import re
 
+import matplotlib
+import numpy as np
+import panels
+import plots
 import pytest
+import results
 import tables
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+from PIL import Image
 from real_workers import output_of
 
 import tf_optimizers as tfo
@@ -119,6 +127,78 @@ def test_tables_are_those_of_the_measured_json():
     text = tables.PAGE.read_text()
     assert tables.MARKED_TABLE.search(text)
     assert tables.fill_in(text) == text
+
+
+def plot_of(line):
+    return re.findall(r"\]\(benchmarks/(\w+)\.png\)", line)
+
+
+def test_every_section_begins_with_a_finding_and_its_plot():
+    sections = re.split(r"^##+ ", tables.PAGE.read_text(), flags=re.M)[1:]
+    assert len(sections) == 14
+    for section in sections:
+        title, finding, plot, *_ = section.split("\n\n")
+        assert re.match(r"[\w`\[]", finding), title
+        assert plot_of(plot), title
+        assert "<details" in section.split(plot)[1], title
+
+
+def test_plots_are_those_of_the_measured_json(tmp_path, monkeypatch):
+    committed = panels.FOLDER
+    monkeypatch.setattr(panels, "FOLDER", tmp_path)
+    plots.main()
+    drawn = {path.stem for path in tmp_path.iterdir()}
+    assert drawn == {path.stem for path in committed.iterdir()}
+    assert sorted(drawn) == sorted(plot_of(tables.PAGE.read_text()))
+    for path in tmp_path.iterdir():
+        new, old = (Image.open(f / path.name) for f in (tmp_path, committed))
+        # Another version of Matplotlib draws other pixels.
+        if matplotlib.__version__ in old.info["Software"]:
+            np.testing.assert_array_equal(new, old, path.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "{:.2f}") for name in ("step_time", "local_work", "fit")),
+        ("sharded_state", "{:.2f}"),
+        ("loco_network", "{:,.0f}"),
+        ("local_schedule", "{:+.3f}"),
+        ("run_bytes", "{:,.0f}"),
+    ],
+)
+def test_plots_show_numbers_of_their_section(name, form, monkeypatch):
+    figures = {}
+
+    def keep(figure, path, **kwargs):
+        figures[path.stem] = figure
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    for plot in plots.PLOTS[name]:
+        plot(results.read(name))
+    (section,) = (
+        section
+        for section in re.split(r"^##+ ", tables.PAGE.read_text(), flags=re.M)
+        if name in plot_of(section)
+    )
+    shown = [
+        value
+        for axis in figures[name].axes
+        for handle in axis.get_legend_handles_labels()[0]
+        for value in values_of(handle)
+        if np.isfinite(value)
+    ]
+    assert len(shown) >= 6
+    for number in map(form.format, shown):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}\b", section), number
+
+
+def values_of(handle):
+    """Return the numbers that the bars or points of a legend's entry show."""
+    if isinstance(handle, BarContainer):
+        return handle.datavalues
+    line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
+    return line.get_ydata()
 
 
 def test_every_table_has_its_command():
