@@ -1,14 +1,17 @@
 """Reads and writes results/*.json, which hold a result for each model."""
 
 import argparse
+import functools
 import json
 import pathlib
+import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tf_optimizers.demo.results import environment, write_json
 
 FOLDER = pathlib.Path(__file__).parent / "results"
+CODE = "tf_optimizers", "benchmarks", ":!benchmarks/results"
 
 
 def path_of(benchmark: str) -> pathlib.Path:
@@ -20,10 +23,30 @@ def read(benchmark: str) -> dict[str, Any]:
     return json.loads(path_of(benchmark).read_text())
 
 
+@functools.cache
+def commit(root: pathlib.Path = FOLDER.parents[1]) -> str | None:
+    """Return the commit of the measured code, with "+" if it was changed.
+
+    None if the code is not in a Git repository.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *CODE)
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def load(path: pathlib.Path) -> dict[str, Any]:
-    """Return earlier results, with the environment of this run."""
+    """Return earlier results, with the environment and commit of this run."""
     document = json.loads(path.read_text()) if path.exists() else {"models": {}}
-    return document | environment()
+    return document | environment() | {"commit": commit()}
 
 
 def record(
@@ -41,7 +64,8 @@ def record(
         table: Takes model and result, and returns the text to print.
     """
     document = load(path)
-    document["models"][model] = result | {"date": document["date"]}
+    own = {key: document[key] for key in ("date", "commit")}
+    document["models"][model] = result | own
     write_json(document, path)
     if table:
         print(table(model, result), end="\n\n", flush=True)

@@ -12,6 +12,7 @@ import hosts
 import messages
 import numpy as np
 import pytest
+import results
 import step_time
 import study
 import tables
@@ -266,3 +267,27 @@ def test_run_for_one_model_keeps_the_others(
     models = json.loads(path.read_text())["models"]
     assert models["other"] == {"seen": 0}
     assert models[model]["date"]
+    assert models[model]["commit"] == results.commit()
+
+
+def test_results_name_the_commit_of_the_measured_code(tmp_path):
+    def git(*arguments):
+        return subprocess.check_output(
+            ["git", "-C", tmp_path, *arguments], text=True
+        ).strip()
+
+    commit = results.commit.__wrapped__  # without a cache
+    assert commit(tmp_path) is None
+    code, result = tmp_path / "tf_optimizers", tmp_path / "benchmarks/results"
+    for folder in (code, result):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    git("init", "--quiet")
+    git("add", ".")
+    author = "-c", "user.name=A", "-c", "user.email=a@example.org"
+    git(*author, "commit", "--quiet", "--message", "first")
+    head = git("rev-parse", "--short=12", "HEAD")
+    (result / "file").write_text("a new result")
+    assert commit(tmp_path) == head
+    (code / "file").write_text("changed")
+    assert commit(tmp_path) == f"{head}+"
