@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 
+import horovod_stub
 import pytest
 from scripts import moved
 
@@ -62,11 +63,35 @@ def test_commands_are_those_of_the_launcher(tmp_path, monkeypatch):
         assert options.workers == (1 if "--cluster" in command else 2)
 
 
+def script_before():
+    return re.search(r"```py\n(.*?)```", moved.PAGE.read_text(), re.S)[1]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])
+def test_script_before_runs_with_a_stub(rank, size, monkeypatch, tmp_path):
+    """Its Keras code runs, and its calls fit Horovod's names and arguments.
+
+    The stub exchanges nothing. So this does not show that workers start with
+    equal variables, sum gradients or average metrics, nor that the script runs
+    with real Horovod and the TensorFlow and Keras that Horovod supports.
+    """
+    horovod_stub.install(monkeypatch, rank, size)
+    monkeypatch.chdir(tmp_path)
+    exec(script_before(), space := {})
+    model, rows = space["model"], 1024 // size
+    assert space["x"].shape == (rows, 32)
+    assert model.optimizer.iterations == 3 * rows // 32
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001 * size)
+    first, *_, last = model.history.history["loss"]
+    assert last < first
+    assert (tmp_path / "best.keras").exists() == (rank == 0)
+
+
 def test_script_before_and_after_train_the_same_model():
     before, after = (
         re.search(r"= keras\.Sequential\((.*?)\)\n", text, re.S)[1]
         for text in (
-            re.search(r"```py\n(.*?)```", moved.PAGE.read_text(), re.S)[1],
+            script_before(),
             moved.blocks()[0],
         )
     )
