@@ -175,18 +175,40 @@ def test_workers_have_less_time_for_a_backup_than_their_launcher():
         assert 0.8 * platform < launcher < platform
 
 
-def test_pods_share_a_volume_by_uncommenting_lines():
-    text = (MANIFESTS / "indexed_job.yaml").read_text()
-    assert text.count("# volume") == 2
-    *_, job = yaml.safe_load_all(text.replace("# volume", "volume"))
-    pod = job["spec"]["template"]["spec"]
-    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+def pod_with_volume(name):
+    """Return the pod's fields after uncommenting the lines for a volume."""
+    text = (MANIFESTS / f"{name}.yaml").read_text()
+    if name == "indexed_job":
+        assert text.count("# volume") == 2
+        *_, job = yaml.safe_load_all(text.replace("# volume", "volume"))
+        return job["spec"]["template"]["spec"]
+    before, patches = text.split("  # runtimePatches:")
+    lines = [line.replace("  # ", "  ", 1) for line in patches.splitlines()]
+    job = yaml.safe_load("\n".join([f"{before}  runtimePatches:", *lines]))
+    # The fields of the custom resource, and the names of Kubeflow's runtime
+    # `torch-distributed`; Kubernetes drops other fields silently.
+    (patch,) = job["spec"]["runtimePatches"]
+    assert {*patch} == {"manager", "trainingRuntimeSpec"}
+    spec = patch["trainingRuntimeSpec"]["template"]["spec"]
+    (node,) = spec["replicatedJobs"]
+    assert node["name"] == "node"
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["name"] == "node"
+    return pod
+
+
+@pytest.mark.parametrize("name", ["indexed_job", "train_job"])
+def test_pods_share_a_volume_by_uncommenting_lines(name):
+    pod = pod_with_volume(name)
+    (volume,), (container,) = pod["volumes"], pod["containers"]
+    (mount,) = container["volumeMounts"]
     assert volume["name"] == mount["name"]
+    assert f'BackupAndRestore("{mount["mountPath"]}")' in RECIPES
     claim = yaml.safe_load((MANIFESTS / "volume.yaml").read_text())
     assert claim["apiVersion"] == "v1"
     assert claim["kind"] == "PersistentVolumeClaim"
-    name = claim["metadata"]["name"]
-    assert volume["persistentVolumeClaim"]["claimName"] == name
+    claimed = claim["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claimed
     assert {*claim["spec"]} == {"accessModes", "resources"}
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert claim["spec"]["resources"]["requests"]["storage"]
