@@ -344,7 +344,7 @@ class DGCMomentum(CompressedOptimizer):
             dtype = state_dtype(variable.dtype)
             u = add_replica_variable(self, variable, "momentum", dtype)
             if self.rate_in_momentum:
-                # `BackupAndRestore` restores only state of the same meaning.
+                # `BackupAndRestore` raises if a backup has another `meaning`.
                 u.meaning = f"{_RATE_KEY}=True"
             self._compressor.add(self, variable, u, self.momentum_masking)
 

@@ -122,8 +122,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange, so the
-        # inner optimizer must not divide them again in its steps.
+        # Keras divides gradients by this factor before the exchange. The inner
+        # optimizer's steps ignore the inner factor.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -291,8 +291,8 @@ def _check_inner(value: Any) -> None:
         if is_wrapper(inner) or hasattr(inner, "optimizers"):
             raise ValueError(
                 "`inner_optimizer` must be a single optimizer. Received: "
-                f"`{type(inner).__name__}`. Wrap each optimizer inside "
-                f"`{type(inner).__name__}` in `ShardedState`."
+                f"`{type(inner).__name__}`. Put `ShardedState` around each "
+                f"optimizer that `{type(inner).__name__}` contains."
             )
 
     check_new(value, check)

@@ -402,7 +402,9 @@ def test_four_workers_own_a_quarter_of_bert_each(may_split):
 def test_large_variables_are_warned_of(mirrored):
     with mirrored.scope():
         variables = [keras.Variable(np.zeros([50, 9], "float32"))]
-        with pytest.warns(UserWarning, match="at most 1.5 times the mean"):
+        with pytest.warns(
+            UserWarning, match="more than 1.5 times as many bytes"
+        ):
             tfo.ShardedState(tfo.Lamb()).build(variables)
 
 

@@ -196,7 +196,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
-            # Keras has resolved "auto", but has not assigned the result yet.
+            # Keras's getter has just resolved "auto", and has stored the result
+            # without calling the setter.
             if vars(self).pop(_IS_RESOLVING, False):
                 object.__setattr__(self, _IS_AUTO, True)
             if not value or not getattr(self, _IS_AUTO, False):

@@ -132,8 +132,8 @@ def _check_gradient(gradient: Gradient, variable: Any) -> None:
         )
     if not values.dtype.is_floating:
         raise TypeError(
-            "A gradient must be of a floating dtype. Received a gradient of "
-            f"dtype {values.dtype.name} for {name}. Cast the gradient first."
+            "A gradient must have a floating-point dtype. Received a gradient "
+            f"of dtype {values.dtype.name} for {name}. Cast the gradient first."
         )
 
 

@@ -16,7 +16,7 @@ CHILD = str(Path(__file__).with_name("child.py"))
 PROCESSES = Path("/proc")
 # The exit code of all workers after one received SIGTERM and all backed up.
 PREEMPTED = 128 + signal.SIGTERM
-# Seconds from a request to end until SIGKILL, unless the user sets a grace
+# Seconds between the request to stop and SIGKILL, unless the user sets a grace
 # period. `BACKUP_GRACE` leaves time for a backup. After a failure, workers
 # cannot back up, so `FAILURE_GRACE` is shorter.
 BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0

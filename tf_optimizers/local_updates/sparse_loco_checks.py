@@ -144,7 +144,8 @@ def check_rounds(
             "`step_ahead` needs a `sync_every` of at least 2, and no "
             f"`overlap`. Received: step_ahead={step_ahead}, "
             f"sync_every={sync_every}, overlap={overlap}. Leave `step_ahead` "
-            "out, or pass a larger `sync_every`, such as 8, without `overlap`."
+            "out, or pass a `sync_every` of at least 2, such as 8, without "
+            "`overlap`."
         )
 
 
@@ -160,7 +161,7 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raise if a layer assigns its own weights.
+    """Raise if a layer assigns its trainable weights.
 
     Such a layer would change its weights before the first step of a round, so
     replicas would start the round from different weights.
@@ -168,7 +169,7 @@ def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise ValueError(
-                "Layers must not assign their own weights if `sync_every` is "
+                "Layers must not assign trainable weights if `sync_every` is "
                 f"above 1. Received: `{type(layer).__name__}` '{layer.name}', "
                 "which divides its kernel by a norm that differs between "
                 "replicas. Pass `sync_every=1` to `SparseLoCo`, or remove the "

@@ -117,10 +117,10 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         return
     largest = max(variables, key=bytes_of)
     warnings.warn(
-        "Each replica should update at most 1.5 times the mean number of bytes "
-        f"of weights. Received: {max(loads)} bytes for one replica, and a mean "
-        f"of {mean:.0f} bytes; the largest variable is {largest.name}, with "
-        f"{bytes_of(largest)} bytes. Use fewer replicas, split the largest "
+        "No replica should update more than 1.5 times as many bytes of weights "
+        f"as the average replica. Received: {max(loads)} bytes for one "
+        f"replica, and a mean of {mean:.0f} bytes; the largest variable is "
+        f"{largest.name}, with {bytes_of(largest)} bytes. Use fewer replicas, split the largest "
         "variable into several, or use an elementwise optimizer, such as "
         "`keras.optimizers.AdamW`, so that large variables are split by rows.",
         stacklevel=2,

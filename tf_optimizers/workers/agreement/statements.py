@@ -54,8 +54,8 @@ def gather_statements(
         subject: The subject of the statement, for errors.
         statement: This worker's statement, a nest of JSON values. Other values
             are replaced by the name of their class.
-        hint: The last sentences of an error: advice if a worker does not make
-            this call.
+        hint: Advice that an error contains if a worker does not make this call,
+            or makes another call.
         rule: The first sentence of an error. Defaults to `None`: all workers
             must reach the subject.
 

@@ -84,7 +84,11 @@ class EpochStart:
         return iterator
 
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
-        """Return a new iterator whose shuffles have drawn `most` times."""
+        """Return a new iterator, after equally many draws on all workers.
+
+        `most` holds, for each shuffle, the largest number of draws on any
+        worker.
+        """
         _set(self._draws, most)
         make()
         steps = [

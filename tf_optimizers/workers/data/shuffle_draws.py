@@ -89,10 +89,10 @@ class ShuffleDraws:
         return _Probe(self.seeds, self._make_generator())
 
     def state(self) -> bytes:
-        """Return bytes that are equal on workers with equal numbers of draws.
+        """Return the generator's state, to compare between workers.
 
-        The bytes are also equal after all workers have called `set` with the
-        same number.
+        Workers with equal bytes have drawn equally often. The reverse is true
+        once all workers have called `set` with the same number.
         """
         if not self._saved:
             self.count()

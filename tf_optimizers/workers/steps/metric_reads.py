@@ -135,7 +135,7 @@ class MetricReader:
 
 
 def _summed(model: keras.Model) -> list[tf.Variable]:
-    """Return the variables of a model's metrics that replicas sum."""
+    """Return a model's metric variables that are summed over replicas."""
     values = [variable.value for variable in model.metrics_variables]
     return [
         value

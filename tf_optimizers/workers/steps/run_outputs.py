@@ -54,7 +54,7 @@ class ScalarsOfRun:
     """The scalars that one `strategy.run` returned, reduced together.
 
     Keras reduces the logs of a step one by one. A collective for all scalars
-    costs as much as a collective for one scalar. So the first call of `reduce`
+    costs as much as a collective for one scalar. So the first call to `reduce`
     reduces all scalars.
     """
 
