@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # If Slurm has set one of these variables, it has set `VISIBLE`, too.
@@ -40,10 +40,7 @@ def divide_gpus(
         return [{VISIBLE: "-1"}] * workers
     if per_worker is None and chosen is not None and not of_slurm:
         return [{}] * workers
-    if chosen is None:
-        gpus = list_gpus()
-    else:  # CUDA ignores a negative index and all indices after it.
-        gpus = [g for g in re.sub(r"(^|,)\s*-.*", "", chosen).split(",") if g]
+    gpus = list_gpus() if chosen is None else _indices_in(chosen)
     # Slurm shows a launcher all GPUs of its node, or only the launcher's own
     # GPUs. In the second case, no other launcher uses these GPUs.
     if of_slurm and environment.get("SLURM_GPUS_ON_NODE") != str(len(gpus)):
@@ -54,22 +51,43 @@ def divide_gpus(
             return [{}] * workers
         per_worker = len(gpus) // everyone
     if per_worker == 0 or per_worker * everyone > len(gpus):
-        sharing = f"unset {' and '.join(of_slurm)}"
-        if not of_slurm:
-            sharing = f"set {VISIBLE} yourself"
-        if per_worker:
-            sharing += ", without `--gpus-per-worker`,"
-        raise ValueError(
-            f"At least {everyone * (per_worker or 1)} GPUs must be visible for "
-            f"{everyone} workers. Received: {len(gpus)} visible GPUs. Start "
-            "fewer workers, pass `--gpus-per-worker 0` to train on CPUs, or "
-            f"{sharing} to let workers share a GPU."
-        )
+        raise _too_few(len(gpus), everyone, per_worker, of_slurm)
     first = launcher * workers
     return [
         {VISIBLE: ",".join(gpus[i * per_worker : (i + 1) * per_worker])}
         for i in range(first, first + workers)
     ]
+
+
+def _indices_in(visible: str) -> list[str]:
+    """Return the GPUs in a value of `VISIBLE`."""
+    # CUDA ignores a negative index and all indices after it.
+    return [g for g in re.sub(r"(^|,)\s*-.*", "", visible).split(",") if g]
+
+
+def _too_few(
+    gpus: int, workers: int, per_worker: int, of_slurm: Sequence[str]
+) -> ValueError:
+    """Return the error for too few visible GPUs.
+
+    Args:
+        gpus: The number of visible GPUs.
+        workers: The number of workers that divide them.
+        per_worker: The number of GPUs that the user wants for each worker; 0 if
+            there is less than one GPU per worker.
+        of_slurm: The variables by which Slurm shows GPUs.
+    """
+    sharing = f"unset {' and '.join(of_slurm)}"
+    if not of_slurm:
+        sharing = f"set {VISIBLE} yourself"
+    if per_worker:
+        sharing += ", without `--gpus-per-worker`,"
+    return ValueError(
+        f"At least {workers * (per_worker or 1)} GPUs must be visible for "
+        f"{workers} workers. Received: {gpus} visible GPUs. Start fewer "
+        "workers, pass `--gpus-per-worker 0` to train on CPUs, or "
+        f"{sharing} to let workers share a GPU."
+    )
 
 
 def list_gpus() -> list[str]:
