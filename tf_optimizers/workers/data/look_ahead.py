@@ -140,32 +140,16 @@ class AheadIterator(DistributedIterator):
             this: The notes of this worker's replicas on this batch.
             following: The notes of this worker's replicas on the next batch.
         """
-        extended = self._strategy.extended
-        summarize = functools.partial(
-            extended.summarize_notes, batch_digests.summarize
-        )
         self.wait()
         # Notes with a total of rows are longer. The size is unknown in a
         # `tf.function` that is called with both kinds of notes.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None
-        with tf.device("CPU:0"):
-            stored = tf.raw_ops.ReadVariableOp(
-                resource=self.known, dtype=tf.int32
-            )
-            size = len(batch_digests.UNKNOWN)
-            before = tf.ensure_shape(stored[:size], [size])
-            waiting = stored[size:]
-            known = tf.cond(
-                before[0] < 0,
-                lambda: summarize(_without_total(this), before),
-                lambda: before,
-                name=FIRST_BATCH,
-            )
+        known, waiting = self._known_summary(this)
 
         def summary_of_next() -> tf.Tensor:
             if current is None:
-                return summarize(_without_total(following), known)
+                return self._summarize(following, known)
             return self._in_round(known, waiting, following, current)
 
         def summarize_next() -> None:
@@ -180,15 +164,43 @@ class AheadIterator(DistributedIterator):
                 )
                 tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
+        background = self._strategy.extended.background
         if not tf.executing_eagerly():
             summarize_next()
         elif current is None:
-            extended.background.call(summarize_next)
+            background.call(summarize_next)
         else:
-            extended.background.call(
-                functools.partial(_or_abort, summarize_next)
-            )
+            background.call(functools.partial(_or_abort, summarize_next))
         return known
+
+    def _known_summary(
+        self, this: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return this batch's summary, and the notes of the round so far.
+
+        For an iterator's first batch, workers exchange notes now.
+        """
+        with tf.device("CPU:0"):
+            stored = tf.raw_ops.ReadVariableOp(
+                resource=self.known, dtype=tf.int32
+            )
+            size = len(batch_digests.UNKNOWN)
+            before = tf.ensure_shape(stored[:size], [size])
+            known = tf.cond(
+                before[0] < 0,
+                lambda: self._summarize(this, before),
+                lambda: before,
+                name=FIRST_BATCH,
+            )
+            return known, stored[size:]
+
+    def _summarize(
+        self, notes: Sequence[tf.Tensor], known: tf.Tensor
+    ) -> tf.Tensor:
+        """Exchange notes on a batch; return the batch's summary."""
+        return self._strategy.extended.summarize_notes(
+            batch_digests.summarize, _without_total(notes), known
+        )
 
     def _in_round(
         self,
