@@ -120,16 +120,14 @@ class Steps:
         known = rows_of(shared), self._row_variables
         reduction = Reduction(self._strategy)
         if is_predicting:
-            take = _rows_only
-            return Step(step, kind, take, None, *known, reduction), shared
+            return Step(step, kind, None, *known, reduction), shared
         self._watch(model)
         # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
         has_others = self._strategy.extended.workers > 1
         if is_fit and not tf.executing_eagerly() and has_others:
             reduction = Reduction(self._strategy, model, round_of_fit())
-        found = Step(step, kind, _scaled_for_mean, model, *known, reduction)
-        return found, shared
+        return Step(step, kind, model, *known, reduction), shared
 
 
 class Step:
@@ -138,9 +136,6 @@ class Step:
     Args:
         function: Called with a replica's part of a batch.
         kind: "train_step", "test_step" or "predict_step".
-        as_returned: Called with the replica's weight and an output, for each
-            output that is not the result of a metric. Returns the value that
-            the replica returns in place of the output.
         model: The model, whose metrics and added losses are combined; None for
             predictions.
         rows: The numbers of rows of all replicas, or None if unknown.
@@ -153,7 +148,6 @@ class Step:
         self,
         function: Callable,
         kind: str,
-        as_returned: Callable[[tf.Tensor, Any], Any],
         model: keras.Model | None,
         rows: RowCounts | None,
         row_variables: Sequence[tf.Variable],
@@ -161,9 +155,9 @@ class Step:
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
-        self._kind = kind
+        self._kind, self._is_predicting = kind, kind == "predict_step"
         # AutoGraph converts only the user's function.
-        self._function, self._as_returned = convert(function), as_returned
+        self._function = convert(function)
         self._model, self._rows = model, rows
         self._row_variables = row_variables
         self.reduction = reduction
@@ -200,39 +194,59 @@ class Step:
             scaled=set(),
         ):
             returned = self._function(batch)
+        self._fixed_rows = rows if isinstance(rows, int) else None
         outputs = tf.nest.flatten(returned)
         names = names_of(returned, outputs)
         found = results_among(outputs, names, results)
-        self._found = {
-            i: each for i, each in found.items() if each[0] is not None
-        }
-        others = sorted(set(range(len(outputs))) - set(self._found))
+        others = self._note_kinds(outputs, names, found)
         warn_if_made_of(
             updated.values(),
             [(names[i], outputs[i]) for i in others if i not in found],
         )
-        self._fixed_rows = rows if isinstance(rows, int) else None
-        self._arrays = {
-            i: (names[i], outputs[i].shape)
-            for i in others
-            if self._is_array(outputs[i])
-        }
-        if self._kind == "predict_step" and rows is not None:
+        if self._is_predicting and rows is not None:
             outputs = [
                 with_checked_rows(name, output, rows)
                 for name, output in zip(names, outputs, strict=True)
             ]
         weight = share.weight
+        as_returned = _rows_only if self._is_predicting else _scaled_for_mean
         for i in others:
-            outputs[i] = self._as_returned(weight, outputs[i])
+            outputs[i] = as_returned(weight, outputs[i])
         packed = tf.nest.pack_sequence_as(returned, outputs)
         state = list(map(tf.convert_to_tensor, self._variables()))
         return packed, state, weight
 
+    def _note_kinds(
+        self,
+        outputs: Sequence[Any],
+        names: Sequence[Any],
+        found: dict[int, tuple[Any, int]],
+    ) -> list[int]:
+        """Record which outputs are results of metrics, and which are arrays.
+
+        Args:
+            outputs: The outputs of the step.
+            names: The name of each output.
+            found: The result of `results_among`.
+
+        Returns:
+            The indices of the outputs that are not results of metrics.
+        """
+        self._found = {
+            i: each for i, each in found.items() if each[0] is not None
+        }
+        others = sorted(set(range(len(outputs))) - set(self._found))
+        self._arrays = {
+            i: (names[i], outputs[i].shape)
+            for i in others
+            if self._is_array(outputs[i])
+        }
+        return others
+
     def _is_array(self, value: Any) -> bool:
         """Return whether an output is a float array and not a prediction."""
         return (
-            self._as_returned is _scaled_for_mean
+            not self._is_predicting
             and tf.is_symbolic_tensor(value)
             and bool(value.shape.rank)
             and value.dtype.is_floating
