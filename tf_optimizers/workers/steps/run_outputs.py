@@ -41,13 +41,10 @@ def gather_any(
             value if dtype in GATHERED_DTYPES else mapped(to_numbers, value)
         )
         return from_numbers(gather(numbers, axis), dtype)
-    lengths = mapped(tf.strings.length, value)
-    longest = gather(
-        mapped(lambda x: tf.reshape(longest_in(x), [1]), lengths), 0
-    )
-    size = tf.reduce_max(longest)
+    lengths = gather(mapped(tf.strings.length, value), axis)
+    size = longest_in(lengths)
     words = mapped(lambda x: strings_to_words(x, size), value)
-    return words_to_strings(gather(words, axis), gather(lengths, axis))
+    return words_to_strings(gather(words, axis), lengths)
 
 
 class ScalarsOfRun:
