@@ -91,17 +91,6 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
         )
 
 
-def check_replica_context(replicas: int) -> None:
-    """With several replicas, raise if called outside of `strategy.run`."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync < replicas:
-        raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received a call outside of "
-            "`strategy.run`. Call `apply` in a function that you pass to "
-            "`strategy.run`."
-        )
-
-
 def check_gradients(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> None:

@@ -31,7 +31,6 @@ from tf_optimizers.base.gradients import (
     as_gradient,
     check_gradients,
     check_not_empty,
-    check_replica_context,
     clip,
     densify,
     in_state_dtype,
@@ -43,7 +42,7 @@ from tf_optimizers.base.precision import (
     store_weight,
 )
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.replicas import replicas_of
+from tf_optimizers.replicas import check_in_run, replicas_of
 
 
 @with_hooks
@@ -183,10 +182,10 @@ class Optimizer(keras.optimizers.Optimizer):
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
-        check_replica_context(strategy_of(self).num_replicas_in_sync)
-        # If a dataset's length is unknown, Keras notices the end of the data in
-        # a step without a batch. This step must change nothing, not even
-        # `iterations`. So make the update wait until there is a gradient.
+        check_in_run(strategy_of(self))
+        # At the end of a dataset of unknown length, the step computes no
+        # gradient, and must not change anything, not even `iterations`. So a
+        # control dependency makes the update wait for the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:

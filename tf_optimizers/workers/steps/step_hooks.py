@@ -25,7 +25,7 @@ from tf_optimizers._compat.strategies import (
     made_outside,
     maker_of,
 )
-from tf_optimizers.replicas import replicas_of
+from tf_optimizers.replicas import check_in_run, replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
@@ -79,8 +79,11 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     """
     context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
-    if not is_known:
-        _check_in_run(maker_of(variables or ()))
+    maker = maker_of(variables or ())
+    if not is_known and maker is not None and is_ours(maker):
+        # TensorFlow could not build the optimizer outside of `run`, and its
+        # errors do not suggest a remedy.
+        check_in_run(maker)
     if context is None or not is_ours(context.strategy):
         return
     check_made_inside(context.strategy, variables or ())
@@ -112,27 +115,6 @@ def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
     if variables is None:
         variables = built_variables(optimizer)
     replicas_of(context.strategy).check_same_optimizer(optimizer, variables)
-
-
-def _check_in_run(strategy: Any) -> None:
-    """Raise if called outside of the `run` of our strategy.
-
-    TensorFlow could not build the optimizer there, and its errors do not
-    suggest a remedy.
-
-    Args:
-        strategy: The strategy that has created the variables, or None.
-    """
-    if strategy is None or not is_ours(strategy):
-        return
-    context = tf.distribute.get_replica_context()
-    replicas = strategy.num_replicas_in_sync
-    if context is None or context.num_replicas_in_sync < replicas:
-        raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received: a call outside of "
-            "`strategy.run`. Pass the function that computes gradients and "
-            "calls `apply` to `strategy.run`, or use `fit` or `train_on_batch`."
-        )
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
