@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers.workers.steps.share import replica
+from tf_optimizers.workers.steps.replica_state import replica
 
 # If a metric's variables take more bytes than this, steps do not sum them.
 _MOST_BYTES = 1 << 16
