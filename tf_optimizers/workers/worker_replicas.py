@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_optimizers._compat.keras_internals import has_hooks
 from tf_optimizers.replicas import ReplicaGroup, replicas_of
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.agreement.same_training import check_same_optimizer
@@ -29,6 +30,7 @@ from tf_optimizers.workers.agreement.statements import (
 )
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
+from tf_optimizers.wrapped import wrapped_optimizers
 
 # The largest size of a message. Larger messages would be slower, since the
 # operating system clears their memory each time. Smaller messages would take
@@ -205,12 +207,23 @@ class WorkerReplicas(ReplicaGroup):
         compared = self._strategy.compared_optimizers
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
+            # This has compared the weights and steps of wrapped optimizers. But
+            # the settings of our own are compared only in their own first step.
+            inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
+            compared.update(each for each in inner if not has_hooks(each))
 
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Return whether a strategy is a `SparseMultiWorkerMirroredStrategy`."""
     return isinstance(replicas_of(strategy), WorkerReplicas)
+
+
+def strategy_of_replica() -> Any:
+    """Return the strategy of the calling replica; None unless it is ours."""
+    context = tf.distribute.get_replica_context()
+    is_known = context is not None and is_ours(context.strategy)
+    return context.strategy if is_known else None
 
 
 class Range(NamedTuple):

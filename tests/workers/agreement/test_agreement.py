@@ -203,8 +203,14 @@ def test_names_of_optimizers_count_on_and_are_not_compared():
             lambda: keras.optimizers.LossScaleOptimizer(tfo.Lamb(0.1)),
             ["LossScaleOptimizer", "Lamb"],
         ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam()
+            ),
+            ["LossScaleOptimizer"],
+        ),
     ],
-    ids=["keras", "ours", "local", "sharded", "scaled"],
+    ids=["keras", "ours", "local", "sharded", "scaled", "keras, scaled"],
 )
 def test_first_step_compares_an_optimizer_once(make, compared, monkeypatch):
     """Further steps, and steps that are traced again, compare nothing."""
