@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
+from tf_optimizers.replicas import replicas_of
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
@@ -88,8 +89,7 @@ def warn_if_made_of(
 
 def _warn(message: str) -> None:
     """Warn on the first replica of the first worker only."""
-    context = tf.distribute.get_replica_context()
-    if tf.get_static_value(context.replica_id_in_sync_group) == 0:
+    if replicas_of().rank == 0:
         warnings.warn(message, stacklevel=2)
 
 

@@ -30,7 +30,10 @@ from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.share import Share, is_of_rows
-from tf_optimizers.workers.worker_replicas import is_ours
+from tf_optimizers.workers.worker_replicas import (
+    is_ours,
+    strategy_of_replica,
+)
 from tf_optimizers.wrapped import wrapped_optimizers
 
 
@@ -77,16 +80,16 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     `ScheduleFreeAdamW` makes. An optimizer that was created outside of the
     strategy's scope is moved into the strategy.
     """
-    context = tf.distribute.get_replica_context()
     is_known = optimizer.built and is_adopted(optimizer)
-    maker = maker_of(variables or ())
-    if not is_known and maker is not None and is_ours(maker):
+    maker = None if is_known else maker_of(variables or ())
+    if maker is not None and is_ours(maker):
         # TensorFlow could not build the optimizer outside of `run`, and its
         # errors do not suggest a remedy.
         check_in_run(maker)
-    if context is None or not is_ours(context.strategy):
+    strategy = strategy_of_replica()
+    if strategy is None:
         return
-    check_made_inside(context.strategy, variables or ())
+    check_made_inside(strategy, variables or ())
     if is_known:
         return
 
@@ -107,14 +110,12 @@ def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
     Our own optimizers make this check themselves, after they have checked their
     gradients.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None or not is_ours(context.strategy):
-        return
-    if replica.is_applying or has_hooks(optimizer):
+    strategy = strategy_of_replica()
+    if strategy is None or replica.is_applying or has_hooks(optimizer):
         return
     if variables is None:
         variables = built_variables(optimizer)
-    replicas_of(context.strategy).check_same_optimizer(optimizer, variables)
+    replicas_of(strategy).check_same_optimizer(optimizer, variables)
 
 
 def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
@@ -280,9 +281,7 @@ def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
     and drops the remainder.
     """
     strategy = maker_of([variable])
-    context = tf.distribute.get_replica_context()
-    is_in_replica = context is not None and is_ours(context.strategy)
-    if strategy is None or not is_ours(strategy) or is_in_replica:
+    if strategy is None or not is_ours(strategy) or strategy_of_replica():
         return
     if variable.aggregation != "sum":
         return

@@ -32,11 +32,12 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import NAMES, hook
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.share import is_of_rows
-from tf_optimizers.workers.worker_replicas import is_ours
+from tf_optimizers.workers.worker_replicas import strategy_of_replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
@@ -144,7 +145,7 @@ def _reduce(
     if tuple(values.shape) == () and sample_weight is None and mask is None:
         # A scalar loss is a mean that the user has computed. Keras would sum
         # the replicas' means.
-        return loss if share or not is_mean else loss / _replicas()
+        return loss if share or not is_mean else loss / replicas_of().count
     if not is_mean:
         is_sum = share and is_of_rows(values)
         return loss * _cast(share.inverse, loss) if is_sum else loss
@@ -156,7 +157,7 @@ def _reduce(
     # Outside of a model's step, Keras has divided the loss by the number of
     # replicas.
     return loss * _cast(
-        fraction * (share.inverse if share else _replicas()), loss
+        fraction * (share.inverse if share else replicas_of().count), loss
     )
 
 
@@ -178,9 +179,7 @@ def _fraction(divisor: tf.Tensor) -> tf.Tensor:
         _check_one_device()
     if replica.share is not None:
         divisor = tf.where(replica.share.has_rows, divisor, 0.0)
-    total = tf.distribute.get_replica_context().all_reduce(
-        tf.distribute.ReduceOp.SUM, tf.stop_gradient(divisor)
-    )
+    total = replicas_of().sum(tf.stop_gradient(divisor))
     return tf.math.divide_no_nan(divisor, total)
 
 
@@ -234,12 +233,12 @@ def _synchronized(
     count = tf.reduce_sum(tf.cast(mask, mean.dtype))
     # Keras divides sums by this number.
     divisor = count + keras.backend.epsilon()
-    context = tf.distribute.get_replica_context()
-    total, means = context.all_reduce("SUM", [count, mean * divisor])
+    group = replicas_of()
+    total, means = group.sum([count, mean * divisor])
     total += keras.backend.epsilon()
     common = means / total
     squares = variance * divisor + count * tf.square(mean - common)
-    return common, context.all_reduce("SUM", squares) / total
+    return common, group.sum(squares) / total
 
 
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -274,15 +273,7 @@ def _check_one_device() -> None:
         )
 
 
-def _replicas() -> int:
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
 def _is_replica_of_ours() -> bool:
     """Return whether the caller is one of several replicas of our strategy."""
-    strategy = tf.distribute.get_strategy()
-    return (
-        is_ours(strategy)
-        and strategy.num_replicas_in_sync > 1
-        and not tf.distribute.in_cross_replica_context()
-    )
+    strategy = strategy_of_replica()
+    return strategy is not None and strategy.num_replicas_in_sync > 1
