@@ -67,18 +67,17 @@ def gather_statements(
     """
     if strategy.extended.workers == 1:
         return [statement]
+    rule = rule or f"All workers must reach {subject}."
     if _alone:
         raise RuntimeError(
-            f"{rule or f'All workers must reach {subject}.'} Received: a call "
-            f"by {_alone[-1]}, which runs on one worker only. Make the call on "
-            "every worker."
+            f"{rule} Received: a call by {_alone[-1]}, which runs on one "
+            "worker only. Make the call on every worker."
         )
     note = json.dumps(
         [subject, statement], default=lambda value: type(value).__name__
     )
     notes = _gather(strategy, note, f"{subject}. {hint}")
     absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
-    rule = rule or f"All workers must reach {subject}."
     if absent:
         raise RuntimeError(
             f"{rule} Received nothing from {', '.join(absent)} within "
