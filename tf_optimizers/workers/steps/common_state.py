@@ -149,9 +149,8 @@ class CommonState:
         """Record that the current step assigns a variable."""
         if variable.aggregation != "none":
             return  # TensorFlow itself reduces the value over replicas.
-        known = self._assigned.get(id(variable))
-        if known is not None and known.variable() is variable:
-            is_training = is_training and known.only_in_training
+        if self.is_assigned(variable):
+            is_training &= self._assigned[id(variable)].only_in_training
         self._assigned[id(variable)] = _Assigned(
             weakref.ref(variable), is_training
         )
