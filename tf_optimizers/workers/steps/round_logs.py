@@ -36,6 +36,17 @@ class _Kept:
             self.last = plain_variable(zeros, trainable=False)
             self.age = plain_variable(_NEVER, trainable=False)
 
+    def keep(self, result: tf.Tensor) -> tf.Tensor:
+        """Keep the result of a reduction in this step, and return it."""
+        self.last.assign(result)
+        self.age.assign(0)
+        return tf.identity(result)
+
+    def repeat(self) -> tf.Tensor:
+        """Return the last result, in a step without a reduction."""
+        self.age.assign_add(1)
+        return self.last.read_value()
+
 
 # The `_Kept` objects of each model's steps. A traced function does not keep its
 # variables alive, so each step's graph holds a reference to its `_Kept`.
@@ -114,14 +125,9 @@ class Reduction:
             taken = [gather.take()] if gather else []
             with tf.control_dependencies(taken):
                 reduced = reduce(value)
-            result = self._strategy.experimental_local_results(reduced)[0]
-            kept.last.assign(result)
-            kept.age.assign(0)
-            return tf.identity(result)
-
-        def repeat() -> tf.Tensor:
-            kept.age.assign_add(1)
-            return kept.last.read_value()
+            return kept.keep(
+                self._strategy.experimental_local_results(reduced)[0]
+            )
 
         def reduce_later() -> tf.Tensor:
             # Each replica sends a 1 after its values. If no values have
@@ -133,18 +139,16 @@ class Reduction:
                 gather.start(
                     [tf.concat([tf.reshape(v, [-1]), one], 0) for v in own]
                 )
-            kept.last.assign(result)
-            kept.age.assign(0)
-            return tf.identity(result)
+            return kept.keep(result)
 
         # If steps do not use the optimizer, a round never ends. So values are
         # also reduced once their age reaches the number of batches in a round.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
-            return tf.cond(current.ends | is_old, reduce_now, repeat)
+            return tf.cond(current.ends | is_old, reduce_now, kept.repeat)
         one = tf.ones([1], first.dtype)
         return tf.cond(
             is_old,
             reduce_now,
-            lambda: tf.cond(current.ends, reduce_later, repeat),
+            lambda: tf.cond(current.ends, reduce_later, kept.repeat),
         )
