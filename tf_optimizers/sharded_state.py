@@ -185,7 +185,7 @@ class ShardedState(Wrapper):
             inner.build(variables)
         else:
             _check_distributed(inner, strategy, variables)
-            agree_on_overflow()
+            agree_on_overflow(strategy)
             self._distribute(strategy, variables)
         # Skip `Optimizer.build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
@@ -291,8 +291,8 @@ def _check_inner(value: Any) -> None:
         if is_wrapper(inner) or hasattr(inner, "optimizers"):
             raise ValueError(
                 "`inner_optimizer` must be a single optimizer. Received: "
-                f"`{type(inner).__name__}`. Put `ShardedState` around each "
-                f"optimizer that `{type(inner).__name__}` contains."
+                f"`{type(inner).__name__}`. Instead, wrap optimizers in "
+                f"`ShardedState`, and pass them to `{type(inner).__name__}`."
             )
 
     check_new(value, check)

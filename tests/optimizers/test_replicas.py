@@ -13,7 +13,7 @@ import tensorflow as tf
 from local import assert_copies_agree, copies, per_replica
 
 import tf_optimizers as tfo
-from tf_optimizers._compat.hooks import agree_on_overflow
+from tf_optimizers._compat import hooks
 
 # test_offload_placement.py also tests AdamOffload on several replicas.
 pytestmark = cases.each_kind("lans", "adam_offload")
@@ -152,7 +152,7 @@ def before_any_patch():
     kind = keras.optimizers.LossScaleOptimizer
     before, original = kind._tf_apply, inspect.unwrap(kind._tf_apply)
     kind._tf_apply = original
-    agree_on_overflow.cache_clear()
+    hooks._replace_scaled_step.cache_clear()
     yield
     if before is not original:
         kind._tf_apply = before
@@ -173,6 +173,25 @@ def test_replicas_skip_an_overflow_together(case, mirrored, before_any_patch):
     mirrored.run(optimizer.apply, ([tf.ones(2)], [variable]))
     assert np.isfinite(variable.numpy()).all()
     assert np.abs(variable.numpy() - [1.0, 2.0]).min() > 1e-3
+
+
+def test_loss_scaling_of_other_strategies_is_unchanged(
+    case, mirrored, monkeypatch
+):
+    def scaled(strategy, optimizer):
+        with strategy.scope():
+            variable = keras.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        return functools.partial(
+            strategy.run, optimizer.apply, ([tf.ones(2)], [variable])
+        )
+
+    scaled(mirrored, case.make())()
+    monkeypatch.setattr(hooks, "_apply_together", None)
+    other = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    scaled(other, keras.optimizers.SGD())()
+    with pytest.raises(TypeError, match="not callable"):
+        scaled(mirrored, keras.optimizers.SGD())()
 
 
 @pytest.mark.long

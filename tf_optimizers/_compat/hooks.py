@@ -5,6 +5,7 @@
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -224,9 +225,12 @@ _IS_RESOLVING = "_tfo_jit_compile_is_resolving"
 _IS_AUTO = "_tfo_jit_compile_is_auto"
 
 
-@functools.cache
-def agree_on_overflow() -> None:
-    """Make all replicas skip the same steps in dynamic loss scaling.
+# The strategies whose replicas skip the same steps in dynamic loss scaling.
+_agreeing: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
+
+
+def agree_on_overflow(strategy: tf.distribute.Strategy) -> None:
+    """Make a strategy's replicas skip the same steps in dynamic loss scaling.
 
     Keras (3.15) tests whether gradients are finite before the replicas sum
     them. Under strategies with merge calls, such as `MirroredStrategy`, Keras
@@ -235,10 +239,15 @@ def agree_on_overflow() -> None:
     where a step cannot assign to `iterations`.
 
     Keras creates the `LossScaleOptimizer` itself, in `compile`, and would not
-    use a subclass. So this function replaces a method of the class. Without a
-    strategy, nothing changes.
+    use a subclass. So this function replaces a method of the class. Under other
+    strategies, the method does not change.
     """
+    _agreeing.add(strategy)
+    _replace_scaled_step()
 
+
+@functools.cache
+def _replace_scaled_step() -> None:
     def apply(
         apply_alone: Callable,
         optimizer: Any,
@@ -246,7 +255,7 @@ def agree_on_overflow() -> None:
         trainable_variables: Any = None,
     ) -> None:
         replica = tf.distribute.get_replica_context()
-        if replica is None or not tf.distribute.has_strategy():
+        if replica is None or replica.strategy not in _agreeing:
             apply_alone(optimizer, grads, trainable_variables)
         else:
             _apply_together(replica, optimizer, grads, trainable_variables)

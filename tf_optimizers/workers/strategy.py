@@ -154,7 +154,7 @@ class SparseMultiWorkerMirroredStrategy(
         restore_sigterm()
         # Make this call first: hooks that are added later run earlier, and this
         # hook must get gradients that are already weighted.
-        agree_on_overflow()
+        agree_on_overflow(self)
         weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)
         build_from_specs(is_ours, report_failure)
