@@ -2,8 +2,9 @@
 
 Other code in the process calls these functions, too. So a function is replaced
 only when a feature that needs the replacement is first used. For code that does
-not use the feature, the replacement behaves like the original. Replacements
-last until the process ends.
+not use the feature, the replacement behaves like the original, with one
+exception: in a training with several workers, every `Dataset.shuffle` without a
+seed gets one. Replacements last until the process ends.
 """
 
 import functools

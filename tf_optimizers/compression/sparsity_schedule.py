@@ -107,7 +107,7 @@ class SparsitySchedule:
         return has_end and step >= self._starts[-1]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, for the optimizer's config."""
+        """Return the arguments of an optimizer that set the schedule."""
         return {
             "sparsity": list(self.sparsity),
             "rampup_begin_step": self.rampup_begin_step,

@@ -325,7 +325,7 @@ def _host(text: str) -> str:
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(
             f"must be an address of this machine. Received: {text}. Omit the "
-            f"option to use 127.0.0.1. The error of the system: {error}"
+            f"option to use 127.0.0.1. The system reported: {error}"
         ) from error
     return text
 

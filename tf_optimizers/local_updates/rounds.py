@@ -88,9 +88,10 @@ class Rounds:
                 optimizer.add_variable_from_reference(start, "base_weight")
                 for start in self._bases
             ]
-        # For each variable, 1 if this round has changed it, else 0. These
+        # For each variable, 1 if it has changed since all replicas had equal
+        # weights, else 0. With `overlap`, this may span several rounds. These
         # numbers are not saved: after a restart, all variables count as changed
-        # until the round ends.
+        # until all replicas have equal weights again.
         self._moved = tf.Variable(
             tf.zeros([len(self._starts)], tf.int64),
             trainable=False,

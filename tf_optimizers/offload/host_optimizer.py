@@ -146,8 +146,8 @@ class HostOptimizer(Optimizer):
                         for v in _not_on_host(variables)
                     ]
 
-            # In this scope, tensors that the branches capture are moved to the
-            # host. The branches themselves do not run in this scope.
+            # In a graph, this scope moves the tensors that the branches capture
+            # to the host. The ops inside the branches choose their own devices.
             with tf.device(HOST):
                 return tf.cond(accumulators.is_full, step, accumulate)
 

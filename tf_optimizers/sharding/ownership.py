@@ -120,8 +120,9 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         "No replica should update more than 1.5 times as many bytes of weights "
         f"as the average replica. Received: {max(loads)} bytes for one "
         f"replica, and a mean of {mean:.0f} bytes; the largest variable is "
-        f"{largest.name}, with {bytes_of(largest)} bytes. Use fewer replicas, split the largest "
-        "variable into several, or use an elementwise optimizer, such as "
-        "`keras.optimizers.AdamW`, so that large variables are split by rows.",
+        f"{largest.name}, with {bytes_of(largest)} bytes. Use fewer replicas, "
+        "split the largest variable into several, or use an elementwise "
+        "optimizer, such as `keras.optimizers.AdamW`, so that large variables "
+        "are split by rows.",
         stacklevel=2,
     )

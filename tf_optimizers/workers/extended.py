@@ -124,8 +124,8 @@ class SparseExtended(VariablesExtended):
         )
         # These keys are far above the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)
-        # Use a ring: NCCL may deadlock if two groups of the same GPUs run at
-        # once.
+        # Use a ring: NCCL may deadlock if two groups that share GPUs run
+        # collectives at the same time.
         self._side_channel, self._input_channel = (
             self._make_collectives(
                 CollectiveKeys(group_key_start=key), self.replicas, _RING

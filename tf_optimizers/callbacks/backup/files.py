@@ -124,7 +124,8 @@ class Folder:
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's backups except for `generations`.
 
-        Incomplete files of any run are also deleted.
+        Incomplete files, and files of incomplete backups, are also deleted, for
+        all runs.
         """
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all

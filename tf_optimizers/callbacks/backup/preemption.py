@@ -158,7 +158,8 @@ class Preemption:
         if self._is_training(frame):
             self.is_asked = True
         elif self._leaving != os.getpid():
-            # An exception has ended `fit` without `on_train_end`.
+            # An exception has ended `fit` without `on_train_end`, or the parent
+            # of this process was leaving when it forked.
             self.release()
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -37,7 +37,8 @@ class State:
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables by section, "lasting" or "metrics".
 
-        The "metrics" are those of the current epoch.
+        The section "metrics" holds the variables of metrics, which belong to
+        the current epoch.
         """
         return {
             "lasting": [

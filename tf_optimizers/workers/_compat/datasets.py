@@ -83,7 +83,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def stop_autotuning_on_devices(iterator: Any) -> None:
-    """Replace the iterator of each device by an iterator without autotuning."""
+    """Replace each device's iterator with an iterator without autotuning."""
     # TensorFlow accepts no options for these iterators.
     (worker,) = iterator._iterators
     made = worker._iterator

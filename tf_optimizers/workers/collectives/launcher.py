@@ -239,9 +239,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         Args:
             operation: The name of the operation.
             tensor: The input of the operation.
-            signature: The operation, number of elements and layout of the whole
-                collective. The operation that runs may be only one round of the
-                collective. The signature determines the shape of `tensor`.
+            signature: The kind (gather, reduce or all-to-all), number of
+                elements and layout, for records and keys. The kind may differ
+                from `operation`: a gather may run as an all-to-all. Within a
+                group, equal signatures must mean equal shapes of `tensor`.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
             **attributes: Attributes of the operation.

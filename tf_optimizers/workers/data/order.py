@@ -51,9 +51,9 @@ class _ShuffleSeed:
     def set(self, seed: int) -> None:
         """Derive the seeds of later shuffles from `seed`.
 
-        Arrays that `fit` is about to distribute get `seed` itself, since their
-        seeds may differ between workers: workers may call `fit` on different
-        lines, or one worker may have trained alone before.
+        If `fit` is about to distribute arrays, their seed becomes `seed`
+        itself. Their earlier seed from `next` depends on the calling line and
+        on earlier calls of `fit`, so it may differ between workers.
         """
         _shuffle_in_one_order()
         self._seed = seed

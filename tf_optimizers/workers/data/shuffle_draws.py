@@ -1,10 +1,11 @@
 """Counts how often shuffles have drawn their seeds.
 
-Every iterator over a shuffled dataset draws a pair of seeds. If only one worker
-makes an iterator, this worker has a different order in all later epochs.
-TensorFlow has no API for the number of draws, but the saved state of an
-iterator depends on this number. So this module makes a second generator with
-the same seeds, and counts its draws until both have the same state.
+A shuffled dataset has a generator, from which each iterator draws a pair of
+seeds. If only one worker makes an iterator, this worker has a different order
+in all later epochs. TensorFlow has no API for the number of draws, but the
+saved state of an iterator depends on this number. So this module makes a second
+generator with the same seeds as the dataset's generator, and counts its draws
+until both generators have the same state.
 """
 
 import functools
