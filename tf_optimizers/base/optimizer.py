@@ -106,9 +106,8 @@ class Optimizer(keras.optimizers.Optimizer):
         adopt(self, variables)
         check_floating(self, variables)
         excluded = self._exclusions.find(self, variables, self._patterns())
-        strategy = strategy_of(self)
-        if strategy.num_replicas_in_sync > 1:
-            agree_on_overflow(strategy)
+        if strategy_of(self).num_replicas_in_sync > 1:
+            agree_on_overflow(strategy_of(self))
         super().build(variables)
         self._masters = MasterWeights(self, variables)
         self._ema: Any = Averages(self, self._masters, self._placement)
