@@ -63,12 +63,12 @@ class AdamOffload(HostOptimizer):
         g <- g / loss_scale_factor + weight_decay w
         m <- beta_1 m + (1 - beta_1) g
         v <- beta_2 v + (1 - beta_2) g^2
-        l <- learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
-        w <- w - l m / (sqrt(v) + epsilon)
+        a <- learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
+        w <- w - a m / (sqrt(v) + epsilon)
 
     and with `nesterov`:
 
-        w <- w - l (beta_1 m + (1 - beta_1) g) / (sqrt(v) + epsilon)
+        w <- w - a (beta_1 m + (1 - beta_1) g) / (sqrt(v) + epsilon)
 
     State: m and v of the shape of w in float32 (float64 for float64 w), 8
     bytes per parameter; float16 and bfloat16 variables also get float32 master

@@ -281,7 +281,7 @@ def _single_optimizers(optimizer: Any) -> Sequence[Any]:
     """Return a `MultiOptimizer`'s optimizers, or the given optimizer in a list.
 
     Callers apply each optimizer separately, because a `MultiOptimizer` (new in
-    Keras 3.12) fails if one of its optimizers has no gradients.
+    Keras 3.15) fails if one of its optimizers has no gradients.
     """
     kind = getattr(keras.optimizers, "MultiOptimizer", ())
     return optimizer.optimizers if isinstance(optimizer, kind) else [optimizer]

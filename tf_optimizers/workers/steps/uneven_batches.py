@@ -62,7 +62,7 @@ def weight_uneven_batches() -> None:
         "GradientTape.gradient": step_hooks.gradient,
     }
     for key, function in hooks.items():
-        # Keras 3.12 added `MultiOptimizer`.
+        # Keras 3.15 added `MultiOptimizer`.
         if key in NAMES or key != "MultiOptimizer.apply":
             hook(key, tf.autograph.experimental.do_not_convert(function))
 
