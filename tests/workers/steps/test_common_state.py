@@ -134,6 +134,35 @@ def test_replicas_that_get_the_same_keep_it(ours):
     assert all(ours.common_state.is_assigned(v) for v in model.averages)
 
 
+@pytest.mark.parametrize("method", ["fit", "predict", "save"])
+def test_weights_of_rows_are_rejected(ours, tmp_path, method):
+    """A step that moves weights by its rows' gradients needs an optimizer."""
+
+    class Moves(keras.Sequential):
+        def train_step(self, data):
+            x, *_ = data
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(x) ** 2)
+            kernel = self.trainable_weights[0]
+            kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+            return {"loss": loss}
+
+    with ours.scope():
+        model = Moves([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile()
+    with pytest.raises(RuntimeError) as caught:
+        if method == "fit":
+            state.fit(model)
+        model.train_on_batch(state.X, state.Y)
+        if method == "predict":
+            model.predict(state.X, verbose=0)
+        model.save(tmp_path / "model.keras")
+    assert "must have the same weights before" in str(caught.value)
+    assert f"assigns to `{model.trainable_weights[0].path}`" in str(
+        caught.value
+    )
+
+
 def test_state_without_a_mean_is_named(ours):
     with ours.scope():
         model = state.compiled(state.Counter(), keras.layers.Dense(2))

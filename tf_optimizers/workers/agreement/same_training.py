@@ -132,10 +132,7 @@ def check_same_training(
         weights: The compared weights.
         assigned: The weights that steps assign without an optimizer.
     """
-    hint = _CALLBACKS
-    if assigned:
-        paths = ", ".join(f"`{weight.path}`" for weight in assigned)
-        hint = _STEPS.format(paths=paths)
+    hint = hint_of_steps(assigned) if assigned else _CALLBACKS
     check_equal(
         "the weights and the learning rate after an epoch",
         statements,
@@ -144,6 +141,12 @@ def check_same_training(
         # models that a worker has created.
         shown={f"weight {i}": weight.path for i, weight in enumerate(weights)},
     )
+
+
+def hint_of_steps(assigned: Sequence[Any]) -> str:
+    """Return an error's advice about weights that steps assign."""
+    paths = ", ".join(f"`{path_of(weight)}`" for weight in assigned)
+    return _STEPS.format(paths=paths)
 
 
 def compared_weights(model: keras.Model) -> list[Any]:

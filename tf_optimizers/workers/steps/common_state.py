@@ -33,6 +33,7 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers._compat.strategies import maker_of
 from tf_optimizers.codes.digests import digests
 from tf_optimizers.replicas import local_copies, replicas_of
+from tf_optimizers.workers.agreement.same_training import hint_of_steps
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
@@ -225,14 +226,7 @@ class CommonState:
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
         """Return the model's variables that steps assign on each replica."""
-        of_rows = _states_of_rows(model)
-        found = [
-            variable
-            for variable in model.weights
-            if self.is_assigned(variable)
-            and not variable.trainable
-            and id(variable) not in of_rows
-        ]
+        found = [v for v in self._settable(model) if self.is_assigned(v)]
         return [*found, *_variables_of_tensorflow(model)]
 
     def _settable(self, model: keras.Model) -> list[Any]:
@@ -252,6 +246,16 @@ class CommonState:
 
         The state of a layer may be averaged if all workers have set it.
         """
+        assigned = [
+            variable
+            for variable in differing
+            if self.is_assigned(variable) and variable.trainable
+        ]
+        if assigned:
+            raise_together(
+                f"All replicas must have the same weights before {subject}. "
+                f"Received: different values. {hint_of_steps(assigned)}"
+            )
         common = [v for v in differing if isinstance(v, tf.Variable)]
         if self._is_set_by_all:
             common += states_of(model)
