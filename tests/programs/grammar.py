@@ -847,6 +847,7 @@ def layers_text(program):
 ADD_LOSS = {
     "add_loss mean": "Penalty()",
     "add_loss rows": "Penalty()",
+    "add_loss views": "Penalty()",
     "add_loss sum": "Penalty()",
 }
 INPUT_SHAPES = {

@@ -135,6 +135,7 @@ LOSSES = {
         "by hand: of rows": "loss_of_rows",
         "by hand: scalar": "loss_of_all",
         "by hand: Loss": "OwnLoss()",
+        "by hand: columns": 'OfColumns(reduction="sum")',
         "by hand: linear": "linear",
         "CosineSimilarity": "keras.losses.CosineSimilarity()",
     },
@@ -286,12 +287,14 @@ CUSTOM = {
     "result": "",
     "vector": "",
     "weighted mean": "",
+    "means": "",
     "compute_loss": "",
     "per row": "",
     "compute_loss plus": "",
     "train_step": "",
     "add_loss mean": "",
     "add_loss rows": "",
+    "add_loss views": "",
     "add_loss sum": "",
     "unlisted": "",
     "SAM": "",
@@ -354,6 +357,9 @@ HELPERS = {
     "OwnLoss": """class OwnLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return ops.sum(ops.square(y_true - y_pred), axis=-1)""",
+    "OfColumns": """class OfColumns(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred), axis=0)""",
     "error_of_rows": """def error_of_rows(y_true, y_pred):
     return ops.max(ops.abs(y_true - y_pred), axis=-1)""",
     "OwnMetric": """class OwnMetric(keras.metrics.Metric):
@@ -419,6 +425,10 @@ HELPERS = {
         loss="self.loss_fn(y, y_pred)",
         update="self.loss_tracker.update_state(loss, sample_weight=2.0)",
     ),
+    "means": _GUIDE.format(
+        loss="self.loss_fn(y, y_pred)",
+        update="self.loss_tracker.update_state([loss, ops.mean(y_pred)])",
+    ),
     # Takes the gradient of a vector.
     "vector": _GUIDE.format(
         loss="keras.losses.mean_squared_error(y, y_pred) / 4",
@@ -474,6 +484,12 @@ HELPERS = {
         others = tuple(range(1, len(x.shape)))
         squares = ops.square(ops.cast(x, "float32"))
         self.add_loss(0.1 * ops.mean(squares, others))
+        return x""",
+    "add_loss views": """class Penalty(layers.Layer):
+    def call(self, x):
+        others = tuple(range(1, len(x.shape)))
+        squares = ops.mean(ops.square(ops.cast(x, "float32")), others)
+        self.add_loss(ops.concatenate([0.1 * squares, 0.2 * squares]))
         return x""",
     "add_loss sum": """class Penalty(layers.Layer):
     def call(self, x):

@@ -11,7 +11,10 @@ import importlib.metadata
 from .groups import PLACES
 from .models import BODIES, LOSSES
 
-OWN_METRICS = {"guide", "result", "vector", "weighted mean", "unlisted"}
+OWN_METRICS = {
+    *("guide", "result", "vector", "weighted mean", "means", "unlisted"),
+}
+ADDED = {f"add_loss {kind}" for kind in ("mean", "rows", "views", "sum")}
 OWN_LOSS = {"compute_loss", "per row", *OWN_METRICS}
 OWN_STEP = {"train_step", "SAM", *OWN_METRICS}
 FILES = {"TFRecords", "text"}
@@ -756,7 +759,7 @@ RULES = [
     only(
         *("frozen", {"first"}, "something must be left to train"),
         layers=but(*()),
-        custom={"none", "add_loss mean", "add_loss rows", "add_loss sum"},
+        custom={"none", *ADDED},
     ),
     never(
         lambda p: (
@@ -820,6 +823,15 @@ RULES = [
         "classes of a script",
     ),
     only(
+        *("loss", {"by hand: columns"}, "it may look like one of rows"),
+        eagerly={False},
+        weights={"none"},
+        pipeline=but("drop_remainder"),
+        emptied={"none"},
+        policy={"AUTO"},
+        style=but("two outputs"),
+    ),
+    only(
         *("loss", SUMS, "rates of their own are too large for sums"),
         optimizer=but("MultiOptimizer"),
         callbacks=but("LearningRateScheduler"),
@@ -833,7 +845,7 @@ RULES = [
     # Precision.
     only(
         *("precision", {"float64"}, "something computes in float32"),
-        custom=but("add_loss mean", "add_loss rows", "add_loss sum"),
+        custom=but(*ADDED),
         layers=but("ActivityRegularization", "Regularized"),
         optimizer=but("Lamb", "LANS", "AdamOffload"),
         actions=but("predict others", "predict a mean"),
