@@ -30,7 +30,7 @@ SURVIVED = {
     "sharded, counts alone": ["step=8 on worker 0, step=4 on worker 1"],
     "parted": ["All workers must agree on the weights", "dense/kernel=['"],
     "resets alone": ["Received: assignments=", "reset them on every worker"],
-    "absent": ["Received nothing from worker 1 in 5 s"],
+    "absent": ["Received nothing from worker 1 within 5 s"],
     "other rows": ["Received: batches that differ between workers"],
 }
 SURVIVED["other rows, overlap"] = SURVIVED["other rows"]
@@ -147,7 +147,7 @@ def test_saving_on_one_worker_is_an_error(tmp_path):
     for way in ("save", "save_weights", "checkpoint"):
         error = (
             r"All workers must read `\S+` together\. "
-            "Received nothing from worker 1 in 2 s"
+            "Received nothing from worker 1 within 2 s"
         )
         assert re.search(f"^{way}: {error}", outputs[0], re.M), outputs
     assert "nothing could be saved" in outputs[0]
