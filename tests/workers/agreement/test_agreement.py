@@ -188,6 +188,14 @@ def test_names_of_optimizers_count_on_and_are_not_compared():
     assert settings[0]["optimizers"][0]["config"]["beta_1"] == 0.9
 
 
+def test_settings_of_keras_optimizers_are_not_compared():
+    """The `get_config` of a user's optimizer may fail, or warn."""
+    adam = keras.optimizers.Adam()
+    assert same_optimizer._settings(adam) == {}
+    scaled = keras.optimizers.LossScaleOptimizer(tfo.Lamb(0.1))
+    assert same_optimizer._settings(scaled) == {}
+
+
 @pytest.mark.filterwarnings("ignore:.* saves traffic")
 @pytest.mark.parametrize(
     ("make", "compared"),
