@@ -321,9 +321,8 @@ def check_in_run(strategy: tf.distribute.Strategy) -> None:
     if context is None or context.num_replicas_in_sync < replicas:
         raise RuntimeError(
             "`apply` must run in `strategy.run`. Received: a call outside of "
-            "`strategy.run`. Call `strategy.run(step)` with a function `step` "
-            "that computes gradients and calls `apply`, or use `fit` or "
-            "`train_on_batch`."
+            "`strategy.run`. Pass `strategy.run` a function that computes "
+            "gradients and calls `apply`, or use `fit` or `train_on_batch`."
         )
 
 

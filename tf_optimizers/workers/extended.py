@@ -253,20 +253,20 @@ class SparseExtended(VariablesExtended):
 
         Args:
             method: A channel's method. Called for each local replica as
-                `method(*args, local rank, options)`.
+                `method(*args, local rank, None)`, so that the channel's own
+                communication options apply.
             *args: Nests of the calling replica's tensors.
         """
         context = tf.distribute.get_replica_context()
-        options = self._communication_options
         count = len(self.worker_devices)
         if not tf.executing_eagerly():
             rank = tf.get_static_value(context.replica_id_in_sync_group) % count
-            return method(*args, rank, options)
+            return method(*args, rank, None)
 
         def call_all(strategy: Any, args: Any) -> Any:
             def call(rank: int) -> Any:
                 own = select_replica(rank, args)
-                return method(*own, rank, options)
+                return method(*own, rank, None)
 
             results = in_every_replica(call, count)
             return regroup(tuple(results))

@@ -247,6 +247,13 @@ def test_only_collectives_of_a_step_are_by_nccl(make_strategy, monkeypatch):
     large = tf.ones([LARGE])
     step = tf.function(lambda: strategy.run(sums, (large,)))
     assert hints_in(step) == {"nccl"}
+
+    def gather():
+        with replicas_of().on_later_channel():
+            return replicas_of().gather(large)
+
+    later = tf.function(lambda: strategy.run(gather))
+    assert hints_in(later) == {"ring"}
     monkeypatch.setattr(type(extended), "workers", 2)
     parallel = tf.function(
         lambda: extended.reduce_in_parallel(

@@ -79,9 +79,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # When TensorFlow (2.21) calls this method in a graph, it does not pass
-        # the strategy's options.
-        options = self._options.merge(options)
         return self.all_reduce(reduce_op, value, replica_id, options)
 
     def all_reduce(
@@ -115,7 +112,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             values: This replica's tensors, `IndexedSlices`, and `Entries`, such
                 as compressed gradients.
             replica_id: The replica's local rank.
-            options: The communication options.
+            options: Communication options that replace this object's, or None.
             reduce_op: The `tf.distribute.ReduceOp` for `values`. Defaults to
                 `SUM`.
 
@@ -135,6 +132,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
                 "under XLA. Received: a step that XLA compiles. Pass "
                 "`jit_compile=False` to `compile` or `tf.function`."
             )
+        options = self._options.merge(options)
         groups: dict[Any, list[Any]] = {}
         for value in values:
             groups.setdefault(_kind(value), []).append(value)
