@@ -175,6 +175,29 @@ class Keeps(keras.metrics.Metric):
         return self.most
 
 
+def test_vector_that_may_have_an_element_for_each_row_is_named(ours):
+    """Batches of a fixed size do not show whether two numbers are of rows."""
+    x, y = custom_steps.X, custom_steps.Y
+    loss = custom_steps.MeanOfColumns(reduction="sum")
+    with ours.scope():
+        model = custom_steps.compiled(
+            custom_steps.dense(2), custom_steps.sgd(), loss
+        )
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="must have an element for each row"):
+        model.train_on_batch(x[:4], y[:4])
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    expected = custom_steps.compiled(
+        custom_steps.dense(2), custom_steps.sgd(), loss
+    )
+    expected.set_weights(before)
+    for each in (model, expected):
+        each.train_on_batch(x[:6], y[:6])
+    pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
+    for own, other in pairs:
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+
+
 def test_metric_variable_that_is_no_sum_is_named(ours):
     """Variables of Keras's metrics are sums, even if assigned otherwise."""
     with ours.scope():

@@ -49,6 +49,7 @@ from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
+    check_vectors,
     empty_without_rows,
     make_row_variables,
     rows_of_inputs,
@@ -168,6 +169,8 @@ class Step:
         # For each output that is a float array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
+        # The shapes of values that the step sums, and if they are of rows.
+        self._vectors: list[tuple[tf.TensorShape, bool]] = []
 
     @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor], tf.Tensor]:
@@ -182,11 +185,13 @@ class Step:
         rows = rows_of_inputs(batch)
         results: list[Any] = []
         updated: dict[int, keras.Variable] = {}
+        vectors: list[tuple[tf.TensorShape, bool]] = []
         with replica.set(
             share=share,
             rows=rows,
             results=results,
             updated=updated,
+            vectors=vectors,
             note_metric=self._note,
             is_keras=self._is_keras,
             is_training=self._kind == "train_step",
@@ -195,6 +200,7 @@ class Step:
         ):
             returned = self._function(batch)
         self._fixed_rows = rows if isinstance(rows, int) else None
+        self._vectors = vectors
         outputs = tf.nest.flatten(returned)
         names = names_of(returned, outputs)
         found = results_among(outputs, names, results)
@@ -285,7 +291,8 @@ class Step:
         If the number of rows is fixed, the length of an array does not decide
         this: a replica with two rows may return one element per row, or the
         means of two columns. So this method also traces the step with one more
-        row, without running it, and compares the lengths.
+        row, without running it, and compares the lengths. It does the same if
+        the step sums a vector that may have an element per row.
 
         Args:
             run: Runs a step on all replicas.
@@ -296,7 +303,8 @@ class Step:
         """
         rows, of_rows = self._fixed_rows, set()
         as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
-        if not as_long or rows is None:
+        is_open = as_long or any(of_rows for _, of_rows in self._vectors)
+        if not is_open or rows is None:
             return as_long
         other = copy.copy(self)
         problem = None
@@ -304,6 +312,8 @@ class Step:
             trace_with_rows(functools.partial(other._run_by, run), args, rows)
         except Exception as error:  # The user's code may raise any error.
             problem = error
+        if problem is None:
+            check_vectors(self._kind, rows, self._vectors, other._vectors)
         for i in as_long:
             name, shape = self._arrays[i]
             found = None if problem else other._arrays.get(i, (name, None))[1]

@@ -5,13 +5,14 @@ code that runs a replica passes everything else through this state. Each replica
 is a thread with its own values.
 
     field          set by                     read by
-    share          model_steps                step_hooks, uneven_batches
-    rows           model_steps                step_hooks
+    share          model_steps                step_hooks, uneven_batches, share
+    rows           model_steps                step_hooks, share
     is_keras       model_steps                step_hooks, uneven_batches
     is_training    model_steps                step_hooks
     weights        model_steps                step_hooks
     scaled         model_steps, step_hooks    step_hooks
     updated        model_steps, step_hooks    model_steps
+    vectors        model_steps, share         model_steps
     results        model_steps, metric_results    model_steps, metric_results
     note_metric    model_steps                step_hooks
     is_applying    step_hooks                 step_hooks
@@ -39,6 +40,7 @@ class _Replica(threading.local):
     weights: RestoredWeights | None = None  # Weights that the step assigns.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
     updated: dict[int, keras.Variable] = {}  # Assigned metric variables.
+    vectors: list[Any] = []  # Shapes of summed values, and if they have rows.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
     note_metric: Callable | None = None  # Makes a metric add to `results`.
     is_applying: bool = False  # Whether an optimizer's `apply` is running.

@@ -117,6 +117,37 @@ def is_of_rows(value: Any) -> bool:
     )
 
 
+def factor_of_sum(value: Any) -> Any:
+    """Return the factor of a sum over a value's elements, in a loss.
+
+    The gradients of the loss are multiplied by the replica's share later. So
+    the factor is the inverse of the share for a value of rows, else 1.
+    """
+    counts = is_of_rows(value)
+    if isinstance(replica.rows, int) and tf.is_symbolic_tensor(value):
+        replica.vectors.append((value.shape, counts))
+    return replica.share.inverse if counts else 1.0
+
+
+def check_vectors(
+    kind: str, rows: int, vectors: Sequence[Any], others: Sequence[Any]
+) -> None:
+    """Raise if a vector of rows would have the same length with more rows.
+
+    `vectors` and `others` are the step's `replica.vectors` for `rows`, and for
+    one more row.
+    """
+    for (shape, counts), (other, _) in zip(vectors, others, strict=False):
+        if counts and shape == other:
+            raise ValueError(
+                f"A vector that `{kind}` sums in a loss must have an element "
+                "for each row, or a length that is no multiple of the number "
+                f"of rows. Received: shape {shape} for {rows} rows per "
+                "replica, and for one more row. Sum the vector yourself, or "
+                "use a different global batch size."
+            )
+
+
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -282,12 +313,17 @@ def trace_with_rows(
         shape[:1] = [rows + 1] if shape[:1] == [rows] else shape[:1]
         return tf.TensorSpec(shape, tensor.dtype)
 
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    # Keras passes None for weights that are not given.
+    places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+
     def call(*tensors: tf.Tensor) -> None:
+        given = dict(zip(places, tensors, strict=True))
+        all_of = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
         function(
-            tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
+            tf.nest.pack_sequence_as(batch, all_of, expand_composites=True)
         )
 
-    tensors = tf.nest.flatten(batch, expand_composites=True)
     tf.function(call, autograph=False).get_concrete_function(
-        *map(longer, tensors)
+        *(longer(leaves[i]) for i in places)
     )

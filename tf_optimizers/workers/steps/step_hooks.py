@@ -29,7 +29,11 @@ from tf_optimizers.replicas import check_in_run, replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.share import Share, is_of_rows
+from tf_optimizers.workers.steps.share import (
+    Share,
+    factor_of_sum,
+    is_of_rows,
+)
 from tf_optimizers.workers.worker_replicas import (
     is_ours,
     strategy_of_replica,
@@ -216,8 +220,7 @@ def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
 
 def _factors(target: tf.Tensor) -> tf.Tensor:
     """Return the factors for the elements of a target; see `gradient`."""
-    factor = replica.share.inverse if is_of_rows(target) else 1.0
-    return tf.cast(factor, target.dtype) * tf.ones_like(target)
+    return tf.cast(factor_of_sum(target), target.dtype) * tf.ones_like(target)
 
 
 def update_mean(

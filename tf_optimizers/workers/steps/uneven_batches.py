@@ -36,7 +36,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.share import is_of_rows
+from tf_optimizers.workers.steps.share import factor_of_sum
 from tf_optimizers.workers.worker_replicas import strategy_of_replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
@@ -83,10 +83,10 @@ def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     If the loss has an element per row, divide the sum by the replica's share,
     so that all replicas together have the gradient of the sum over all rows.
     """
-    total, share = original(loss), replica.share
-    if share is None or not is_of_rows(loss):
+    total = original(loss)
+    if replica.share is None:
         return total
-    return total * _cast(share.inverse, total)
+    return total * _cast(factor_of_sum(loss), total)
 
 
 def _average(
@@ -147,8 +147,7 @@ def _reduce(
         # the replicas' means.
         return loss if share or not is_mean else loss / replicas_of().count
     if not is_mean:
-        is_sum = share and is_of_rows(values)
-        return loss * _cast(share.inverse, loss) if is_sum else loss
+        return loss * _cast(factor_of_sum(values), loss) if share else loss
     divisors = _divisors(sample_weight, mask, reduction)
     if divisors is None and share:
         return loss
