@@ -3,14 +3,17 @@
 Layers and steps compute such state from the rows of their replica: for example,
 moving statistics, cluster centers or codebooks. Within an epoch, each replica
 has its own values. Before the model is evaluated or saved, all replicas get the
-mean of these values.
+mean of these values:
 
-    in an epoch              at its end, `evaluate`, `predict`, `save`
+    in an epoch              at its end; before `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
 
+Only variables of floating-point dtype are averaged. Trainable weights must
+already be equal on all replicas.
+
 A callback may copy its worker's values to other variables, for example to
-average models. So workers also compare the variables that they have set outside
-of steps.
+average models. So after a worker has set variables outside of steps, workers
+also compare the model's weights.
 """
 
 import functools
@@ -50,7 +53,7 @@ _HINT = (
 
 @functools.cache
 def watch_state() -> None:
-    """Make Keras average state over replicas before reading it, permanently."""
+    """Permanently make Keras average state over replicas before it is read."""
     insert_callback(
         AverageState, lambda model: _state_of_model(model) is not None
     )
@@ -69,7 +72,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that the evaluation has not changed the state of training."""
+        """Record that state that only training assigns has not changed."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -77,7 +80,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that the prediction has not changed the state of training."""
+        """Record that state that only training assigns has not changed."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -108,7 +111,7 @@ class _Assigned(NamedTuple):
 
 
 class CommonState:
-    """The variables that replicas assign in the steps of a strategy.
+    """Tracks the variables that steps assign, and averages them over replicas.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -117,14 +120,15 @@ class CommonState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
-        # For the id of each variable, the result of `_progress` when all
-        # replicas last had the same value.
+        # By the id of a variable: the result of `_progress` when its values on
+        # replicas were last compared, or were last known not to have changed.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
-        # Whether this worker has set variables since the last `take_set`.
+        # Whether this worker has set variables since the last call to
+        # `take_set`.
         self._has_set = False
-        # How many calls of `adopt_set` found that a worker had set variables,
-        # and whether all workers had set variables at the last of these calls.
+        # The number of calls to `adopt_set` after a worker had set variables,
+        # and whether every worker had done so before the last of these calls.
         self._times_set, self._is_set_by_all = 0, True
         # The value of `_times_set` when a model's weights were last compared.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
@@ -141,7 +145,11 @@ class CommonState:
         return has_set
 
     def adopt_set(self, has_set: Sequence[bool]) -> None:
-        """Make workers compare models again if any `take_set` returned True."""
+        """Make workers compare models again if any worker has set variables.
+
+        Args:
+            has_set: The result of `take_set` on each worker.
+        """
         if any(has_set):
             self._times_set += 1
             self._is_set_by_all = all(has_set)
@@ -157,7 +165,7 @@ class CommonState:
         )
 
     def is_assigned(self, variable: Any) -> bool:
-        """Return whether steps assign a variable on each replica."""
+        """Return whether `note` has recorded that a step assigns a variable."""
         known = self._assigned.get(id(variable))
         return known is not None and known.variable() is variable
 
@@ -166,19 +174,23 @@ class CommonState:
     ) -> None:
         """Set a model's state to the mean over all replicas.
 
-        Every worker must call this method. But if no step has run since all
-        replicas last had the same state, the method exchanges nothing, and one
-        worker alone may call it.
+        Every worker must call this method. But if no step or collective has run
+        since the last comparison of the state, a call without `is_by_all`
+        exchanges nothing, and one worker alone may make it.
 
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
             is_by_all: Whether all workers are known to call this method. If so,
-                they also compare variables that they have set outside of steps.
+                and if a worker has set variables outside of steps since the
+                last comparison of the model, they compare all weights.
+                Defaults to `False`.
 
         Raises:
-            RuntimeError: If only some workers call this method, or if workers
-                have set weights to different values.
+            RuntimeError: If only some workers call this method; if steps have
+                assigned different values to a trainable weight on different
+                replicas; if workers have set weights to different values; or if
+                the steps of workers assign different numbers of variables.
         """
         now = self._progress()
         variables = [
@@ -202,7 +214,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that replicas still agree on state that only training sets."""
+        """Record that values assigned only by training steps are unchanged."""
         self._note_common(
             [
                 variable
@@ -217,7 +229,7 @@ class CommonState:
         self._common_at |= {id(variable): now for variable in variables}
 
     def _progress(self) -> Any:
-        """Return a value that changes when a step runs."""
+        """Return a value that changes when a step or a collective runs."""
         extended = self._strategy.extended
         # With one worker, steps are not counted, so return a new object, which
         # differs from all earlier ones. Then replicas are always compared,
@@ -225,12 +237,16 @@ class CommonState:
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
-        """Return the model's variables that steps assign on each replica."""
+        """Return the model's variables that steps assign, or may assign."""
         found = [v for v in self._settable(model) if self.is_assigned(v)]
         return [*found, *_variables_of_tensorflow(model)]
 
     def _settable(self, model: keras.Model) -> list[Any]:
-        """Return the model's weights that must be equal on all replicas now."""
+        """Return the model's weights that all replicas should have in common.
+
+        These are all weights except states of rows and, within a round of local
+        steps, trainable weights.
+        """
         of_rows, is_common = _states_of_rows(model), has_common_weights(model)
         return [
             variable
@@ -242,9 +258,17 @@ class CommonState:
     def _check_set(
         self, model: keras.Model, differing: Sequence[Any], subject: str
     ) -> None:
-        """Raise if code has set variables to values that must not be averaged.
+        """Raise if values differ between replicas, but must not be averaged.
 
-        The state of a layer may be averaged if all workers have set it.
+        Values that a step has assigned to a variable may be averaged if the
+        variable is not trainable. Values that were set outside of steps may be
+        averaged if the variable is a layer's state, and if every worker has set
+        variables.
+
+        Args:
+            model: The model.
+            differing: The variables whose values differ between replicas.
+            subject: The purpose, for errors.
         """
         assigned = [
             variable
@@ -273,7 +297,10 @@ class CommonState:
             )
 
     def _warn(self, variables: Sequence[Any]) -> None:
-        """Warn once, on the first worker, if a variable cannot be averaged."""
+        """Warn on the first worker about variables that cannot be averaged.
+
+        Each variable is named in only one warning.
+        """
         new = [v for v in variables if id(v) not in self._warned]
         self._warned |= {id(variable) for variable in new}
         if new and self._strategy.extended.worker_index == 0:
@@ -306,8 +333,8 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
 def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
     """Record that a step assigns a variable, if our strategy runs the step.
 
-    Outside of steps, record that this worker sets a variable. Scalars, such as
-    a learning rate, are not recorded.
+    Outside of steps, record that this worker sets a variable of our strategy,
+    unless the variable is a scalar, such as a learning rate.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
@@ -321,10 +348,11 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 
 
 def _states_of_rows(model: keras.Model) -> set[int]:
-    """Return the ids of the states that recurrent layers keep for each row.
+    """Return the ids of the states of stateful recurrent layers.
 
-    These states must not be averaged: a replica gets the rows at the same
-    positions of every batch, and continues the states of these rows.
+    Such a state has values for each row, which must not be averaged: a replica
+    gets the rows at the same positions of every batch, and continues the states
+    of these rows.
     """
     return {
         id(state)
@@ -335,10 +363,11 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 
 
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
-    """Return each `tf.Variable` that is an attribute of a model or its layers.
+    """Return a model's `tf.Variable`s that may differ between replicas.
 
-    Keras does not track these variables or their assignments. The result omits
-    variables of random generators, since each replica intentionally has its own
+    These are attributes of the model or its layers. Keras does not track these
+    variables or their assignments. The result omits strings, and the variables
+    of random generators, since each replica intentionally has its own
     generators.
     """
     return [
@@ -354,7 +383,12 @@ def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
 def _differing(
     strategy: Any, variables: Sequence[Any], subject: str
 ) -> list[Any]:
-    """Return the variables whose values differ between replicas."""
+    """Return the variables whose values differ between replicas.
+
+    Raises:
+        RuntimeError: If only some workers call this function, or if they pass
+            different numbers of variables.
+    """
     own = [
         digests(copy.numpy() for copy in local_copies(strategy, variable))
         for variable in variables

@@ -71,8 +71,8 @@ class MetricReader:
         """Return the sum of a metric's variable, or None for other variables.
 
         Raises:
-            RuntimeError: If only some workers read the variable, or if workers
-                have trained differently.
+            RuntimeError: If only some workers read a variable, if workers read
+                different variables, or if workers have trained differently.
         """
         if self._known_at == self._now():
             own = self._own(variable)

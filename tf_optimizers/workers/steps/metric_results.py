@@ -1,7 +1,8 @@
 """Records which tensors of a step are results of metrics.
 
 If a step returns a metric's result unchanged, the result is computed again from
-the sums of the metric's variables over all replicas.
+the sums of the metric's variables over all replicas. This requires variables
+that are sums, and take few bytes.
 """
 
 import math
@@ -18,10 +19,11 @@ _MOST_BYTES = 1 << 16
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Wrap a metric's `result` to record its tensors in `replica.results`.
+    """Wrap a metric's `result`, to record the tensors in each result.
 
-    A record is (name, tensor, metric, index of the tensor in the result). The
-    metric is None if its results must not be computed again.
+    `replica.results` gets a record for each tensor: (name, tensor, metric,
+    index of the tensor in the result). The metric is None if its results must
+    not be computed again.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -54,7 +56,8 @@ def results_among(
     """Find a step's outputs that are results of metrics, by index.
 
     `results` are the records that `noted_result` has made in the step. Returns
-    the metric of each found output, and the output's index in the result.
+    the metric in each found output's record, and the output's index in the
+    result.
     """
     return {
         i: (metric, place)

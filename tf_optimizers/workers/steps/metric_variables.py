@@ -29,7 +29,7 @@ _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics in a model's `metrics` and in its attributes."""
+    """Return a model's `metrics`, and all metrics among its attributes."""
     found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
     return distinct(found)
 
@@ -37,7 +37,9 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 def warn_unless_sum(
     variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
 ) -> None:
-    """Warn if a step assigns something other than a sum to a variable.
+    """Warn if a step in a graph assigns something other than a sum.
+
+    A sum includes the variable's old value. A constant 0 is also allowed.
 
     Args:
         variable: A variable of a metric.
@@ -60,12 +62,12 @@ def warn_unless_sum(
 def warn_if_made_of(
     variables: Iterable[keras.Variable], outputs: Sequence[tuple[Any, Any]]
 ) -> None:
-    """Warn if a step returns a value computed from a metric's variables.
+    """Warn if a step in a graph returns a value made of metrics' variables.
 
     Args:
         variables: The variables of metrics to which the step has assigned.
-        outputs: Pairs (name or None, value) for all outputs of the step that
-            are not the result of a metric.
+        outputs: A pair (name or None, value) for each output of the step that
+            is not the result of a metric.
     """
     if tf.executing_eagerly():
         return  # Only a graph shows which values an output depends on.
@@ -124,7 +126,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return a variable in `sources` that a tensor depends on, or None.
+    """Return a variable in `sources` that a float tensor depends on, or None.
 
     Args:
         output: The tensor, or another output of a step.

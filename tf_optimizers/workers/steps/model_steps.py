@@ -2,11 +2,14 @@
 
 The kind of an output decides the common result of all replicas:
 
-    number                      the mean, weighted by the replicas' rows
-    array of fixed length       the mean, weighted by the replicas' rows
+    float or bool               the mean, weighted by the replicas' rows
+    array of fixed shape        the mean, weighted by the replicas' rows
     array, an element per row   the concatenated arrays
     result of a metric          the result for the rows of all replicas
     predictions                 the concatenated rows, without padding
+
+The arrays in this table are float arrays in a graph. Keras itself reduces other
+outputs, such as integers.
 """
 
 import contextlib
@@ -82,10 +85,10 @@ class Steps:
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """Tell the other workers if a step cannot be traced in this context.
+        """Tell the other workers if a step with arrays cannot be traced here.
 
-        The other workers wait to compare their batches with this worker's. An
-        error such as a wrong shape may occur on this worker only.
+        The other workers wait to compare their batches with this worker's
+        batch. An error such as a wrong shape may occur on this worker only.
         """
         self._is_of_arrays = False
         try:
@@ -100,9 +103,9 @@ class Steps:
     ) -> tuple["Step | None", Any]:
         """Return the step to run in place of a function, and its arguments.
 
-        The step is None if the function is not the step of a model, or if there
-        is only one replica. Otherwise, the returned arguments are split among
-        replicas.
+        The step is None if the function is not the step of a model, if it gets
+        anything but one positional argument, or if there is only one replica.
+        Otherwise, a batch of plain arrays is split among replicas.
         """
         found = step_of(function)
         is_alone = self._strategy.num_replicas_in_sync == 1
@@ -139,7 +142,7 @@ class Step:
         kind: "train_step", "test_step" or "predict_step".
         model: The model, whose metrics and added losses are combined; None for
             predictions.
-        rows: The numbers of rows of all replicas, or None if unknown.
+        rows: The batch's numbers of rows, or None if unknown.
         row_variables: For each of this worker's replicas, the variable of its
             `Share`.
         reduction: Reduces the outputs of replicas.
@@ -164,9 +167,10 @@ class Step:
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
         # For each output that is a metric's result, by index: the metric, and
-        # the index among the metric's results.
+        # the output's index in the result.
         self._found: dict[int, tuple[Any, int]] = {}
-        # For each output that is a float array, by index: its name and shape.
+        # For each other output that is a float array, by index: its name and
+        # shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
         # The shapes of values that the step sums, and if they are of rows.
@@ -177,8 +181,8 @@ class Step:
         """Run a replica's step.
 
         Returns:
-            The outputs of the step; the values of metrics' variables, to be
-            summed over replicas; and the weight of the replica.
+            The outputs of the step; the values of `_variables`, to be summed
+            over replicas; and the weight of the replica.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -230,6 +234,9 @@ class Step:
     ) -> list[int]:
         """Record which outputs are results of metrics, and which are arrays.
 
+        A result that must not be computed again from the metric's variables
+        does not count as a result.
+
         Args:
             outputs: The outputs of the step.
             names: The name of each output.
@@ -250,7 +257,10 @@ class Step:
         return others
 
     def _is_array(self, value: Any) -> bool:
-        """Return whether an output is a float array and not a prediction."""
+        """Return whether an output is a float array and not a prediction.
+
+        Arrays are found only in a graph.
+        """
         return (
             not self._is_predicting
             and tf.is_symbolic_tensor(value)
@@ -279,7 +289,7 @@ class Step:
         if "result" in vars(metric):
             return
         result = noted_result(metric, metric.result)
-        # `setattr` would make Keras track the function.
+        # Do not use `setattr`, which Keras overrides to track values.
         self._undo.callback(vars(metric).pop, "result")
         vars(metric)["result"] = result
 
@@ -296,10 +306,11 @@ class Step:
 
         Args:
             run: Runs a step on all replicas.
-            args: The arguments of this step, with every replica's part.
+            args: The arguments of this step, with every local replica's part.
 
         Raises:
-            ValueError: If the lengths do not decide this either.
+            ValueError: If the lengths do not decide this either, or if the step
+                cannot be traced with one more row.
         """
         rows, of_rows = self._fixed_rows, set()
         as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
@@ -394,9 +405,9 @@ class Step:
 def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
-    For a variable, Keras's mean becomes the value that the variable has outside
-    of the step, such as the sum of the replicas' values. Values that are not
-    numbers are returned unchanged.
+    If the value is a variable that is summed over replicas, Keras's mean
+    becomes this sum. Integers, values that are not numbers, and variables that
+    are equal on all replicas are not scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

@@ -1,23 +1,23 @@
 """The state of the replica that is running, for functions that Keras calls.
 
 A function that replaces a function of Keras gets only Keras's arguments. The
-code that runs a replica passes everything else through this state. Each replica
-is a thread with its own values.
+code that runs a replica passes everything else through this state. Each local
+replica runs in its own thread, with its own values.
 
-    field          set by                     read by
-    share          model_steps                step_hooks, uneven_batches, share
-    rows           model_steps                step_hooks, share
-    is_keras       model_steps                step_hooks, uneven_batches
-    is_training    model_steps                step_hooks
-    weights        model_steps                step_hooks
-    scaled         model_steps, step_hooks    step_hooks
-    updated        model_steps, step_hooks    model_steps
-    vectors        model_steps, share         model_steps
+    field          set by                         read by
+    share          model_steps                    step_hooks, uneven_batches, share
+    rows           model_steps                    step_hooks, share
+    is_keras       model_steps                    step_hooks, uneven_batches
+    is_training    model_steps                    step_hooks
+    weights        model_steps                    step_hooks
+    scaled         model_steps, step_hooks        step_hooks
+    updated        model_steps, step_hooks        model_steps
+    vectors        model_steps, share             model_steps
     results        model_steps, metric_results    model_steps, metric_results
-    note_metric    model_steps                step_hooks
-    is_applying    step_hooks                 step_hooks
-    is_assigning   step_hooks                 strategy
-    loop           share                      uneven_batches
+    note_metric    model_steps                    step_hooks
+    is_applying    step_hooks                     step_hooks
+    is_assigning   step_hooks                     strategy
+    loop           share                          uneven_batches
 """
 
 import contextlib
@@ -34,17 +34,19 @@ class _Replica(threading.local):
     """The state of a replica. Outside of steps, the defaults apply."""
 
     share: Any = None  # The replica's `Share` of the batch.
-    rows: Any = None  # The number of rows; an int if known when tracing.
+    rows: Any = None  # The replica's number of rows; an int if it is static.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.
-    weights: RestoredWeights | None = None  # Weights that the step assigns.
+    weights: RestoredWeights | None = None  # What the step assigns to weights.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    updated: dict[int, keras.Variable] = {}  # Assigned metric variables.
+    updated: dict[int, keras.Variable] = {}  # Metrics' assigned variables.
     vectors: list[Any] = []  # Shapes of summed values, and if they have rows.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
-    note_metric: Callable | None = None  # Makes a metric add to `results`.
+    # Makes a metric add its results to `results`.
+    note_metric: Callable | None = None
     is_applying: bool = False  # Whether an optimizer's `apply` is running.
-    is_assigning: bool = False  # Whether `keras.Variable.assign` is running.
+    # Whether a metric's variable is being assigned outside of a model's step.
+    is_assigning: bool = False
     loop: Any = None  # The `Loop` of a function that is not a model's step.
 
     @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Restores weights exactly when a step moves them away and back.
+"""Restores the exact weights after a step has moved them away and back.
 
 Sharpness-aware steps add e to the weights, take gradients there, and subtract
 e again. Since e depends on a replica's rows, the rounding error of w + e - e
-differs between replicas, and their weights would drift apart. So each replica
-restores w exactly.
+differs between replicas, and the replicas' weights would drift apart. So each
+replica restores w exactly.
 
     the step assigns        w + e         w + e - e
     the replica then has    w + e         w
@@ -22,8 +22,8 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# Weights are restored only if the step has changed them by more than this
-# number times the largest rounding error.
+# A weight is restored only if the step has moved an element of the weight by
+# more than this number times the element's largest rounding error.
 _LEAST_MOVE = 16.0
 
 
@@ -38,7 +38,10 @@ class RestoredWeights:
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:
-        """Return `value`, or the initial weight if `value` restores it."""
+        """Return `value`, or the weight's initial value if `value` restores it.
+
+        The result has the dtype of the weight if that dtype is floating-point.
+        """
         dtype = tf.as_dtype(weight.dtype)
         if dtype not in _EPSILONS:
             return value
@@ -56,9 +59,9 @@ class RestoredWeights:
 def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
     """Return the initial value if the new value equals it up to rounding.
 
-    Return the new value if the two differ, or if the step has not moved the
-    weight before. Each assignment rounds by at most half of the distance to the
-    next number.
+    Return the new value if the two differ by more, or if the last assignment
+    has not moved the weight away. Each assignment rounds by at most half of the
+    distance to the next number.
     """
     start, *_, last = before
     largest = functools.reduce(tf.maximum, map(tf.abs, before))

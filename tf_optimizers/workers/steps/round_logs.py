@@ -57,7 +57,7 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 
 @functools.cache
 def reduce_in_first_steps() -> None:
-    """Make the first step of each epoch reduce its logs, permanently."""
+    """Permanently make the first step of each epoch reduce its logs."""
     insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
@@ -78,12 +78,15 @@ class Reduction:
     of an epoch reduce values. Other steps return the result of the last
     reduction, which is the same on all workers. So a callback that reads logs
     and stops training does so on all workers. If rounds overlap, the last step
-    of a round starts a reduction, and returns the previous reduction's result.
+    of a round only starts the reduction of floating-point values, and returns
+    the previous reduction's result.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        model: The model of the step. Needed only with `current`.
-        current: The round of the step, or None if every step reduces values.
+        model: The model of the step; needed only with `current`. Defaults to
+            `None`.
+        current: The round of the step; None if every step reduces values.
+            Defaults to `None`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from tf_optimizers.workers.steps.round_logs import Reduction
 def gather_any(
     strategy: Any, gather: Callable, value: Any, axis: int
 ) -> tf.Tensor:
-    """Concatenate the values of all replicas, of any dtype, along an axis.
+    """Concatenate all replicas' values, of any dtype, along an axis.
 
     Args:
         strategy: The strategy. Call this function in cross-replica context.
@@ -48,11 +48,11 @@ def gather_any(
 
 
 class ScalarsOfRun:
-    """The scalars that one `strategy.run` returned, reduced together.
+    """The float32 scalars that `strategy.run` returned in a graph.
 
     Keras reduces the logs of a step one by one. A collective for all scalars
     costs as much as a collective for one scalar. So the first call to `reduce`
-    reduces all scalars.
+    with one of these scalars reduces all of them.
     """
 
     def __init__(
@@ -87,7 +87,11 @@ class ScalarsOfRun:
         return self._strategy.experimental_local_results(value)[0]
 
     def reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return a stored output's reduced value, or None for other values."""
+        """Return the reduced value of a stored output.
+
+        Return None for other values, in another graph, or if the output has
+        been reduced by another `reduce_op`.
+        """
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if isinstance(reduce_op, str):  # Keras passes a string.

@@ -42,13 +42,16 @@ class Share:
 
     @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The number of rows on the replica, and on all replicas, float32."""
+        """The number of rows on the replica, and on all replicas, float32.
+
+        For an empty batch, these are 1 and the number of replicas.
+        """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         return tuple(tf.unstack(self._rows if is_here else self._variable))
 
     @property
     def has_rows(self) -> tf.Tensor:
-        """Whether the replica has rows."""
+        """Whether the replica has rows; true for an empty batch."""
         return self.rows[0] > 0
 
     @property
@@ -65,7 +68,7 @@ class Share:
 
 
 def make_row_variables(devices: int) -> list[tf.Variable]:
-    """Create the variable of the `Share` of each local replica."""
+    """Create a variable for the `Share` of each local replica."""
     with tf.init_scope(), tf.device("CPU:0"):
         return [plain_variable([0.0, 0.0]) for _ in range(devices)]
 
@@ -77,8 +80,8 @@ def share_of(
 
     Args:
         batch: The replica's part of the batch.
-        rows: The numbers of rows of all parts. If None, the replicas exchange
-            their numbers of rows.
+        rows: The batch's numbers of rows. If None, the replicas exchange their
+            numbers of rows.
         variables: For each of this worker's replicas, the variable of its
             `Share`.
     """
@@ -91,7 +94,7 @@ def share_of(
 
 
 def rows_of_inputs(batch: Any) -> Any:
-    """Return a batch's number of rows, or None if the inputs are scalars.
+    """Return a batch's number of rows, or None if the inputs have no rows.
 
     The number is an int if it is known statically, else a tensor.
     """
@@ -102,11 +105,12 @@ def rows_of_inputs(batch: Any) -> Any:
 def is_of_rows(value: Any) -> bool:
     """Return whether a value that a step computes has elements for each row.
 
-    If the number of rows is unknown while a step is traced, a value without
-    elements for rows has a known shape. If the number is known, one of the
-    dimensions must be a multiple of it, since a step may repeat rows.
+    The shape decides. If the number of rows is unknown while a step is traced,
+    a value without elements for rows has a known shape. If the number is known,
+    one of the dimensions must be a multiple of this number, since a step may
+    repeat rows.
     """
-    if isinstance(value, list | tuple):  # Of numbers, or of equal tensors.
+    if isinstance(value, list | tuple):  # Of numbers, or of similar tensors.
         return bool(value) and is_of_rows(value[0])
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
@@ -155,8 +159,12 @@ class Loop:
     """The batches that a custom training loop passes to `strategy.run`.
 
     Args:
-        counted: The arguments that are batches with known numbers of rows.
+        counted: The arguments that belong to batches with known numbers of
+            rows.
         others: Whether other arguments also differ between replicas.
+
+    Attributes:
+        has_same_arguments: Whether no argument differs between replicas.
     """
 
     def __init__(self, counted: Sequence[Counted], others: bool) -> None:
@@ -170,11 +178,12 @@ class Loop:
 
         Args:
             rows: The number of rows on the replica, which identifies the batch.
-                If several batches have this number, the first one is used.
+                If several batches have this number, or none has, the first
+                batch is used.
 
         Returns:
-            A pair of int32 scalars, or None if the batch is unknown in this
-            graph.
+            A pair of int32 scalars, or None in another graph, or if no batch
+            has known numbers of rows.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -225,10 +234,10 @@ def without_padding(function: Callable, arguments: Any) -> Callable:
 
 
 def all_or_no_rows(value: Any, is_taken: tf.Tensor) -> Any:
-    """Return all rows of a value, or none if `is_taken` is false.
+    """Return all rows of a value, or no rows if `is_taken` is false.
 
-    The number of rows is dynamic in a graph. A value that is not a batch is
-    returned unchanged.
+    In a graph, the result has a dynamic number of rows. A value that is not a
+    batch is returned unchanged.
     """
     rows = rows_in(value)
     if rows is None:
@@ -248,9 +257,10 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
         rows: The number of rows of the inputs; a static number if known.
 
     Raises:
-        ValueError: If the numbers are static and differ. If they are not
-            static, a `tf.function` raises an `InvalidArgumentError` when the
-            function runs.
+        ValueError: If the prediction is a scalar, or if both numbers are static
+            and differ.
+        tf.errors.InvalidArgumentError: If the numbers differ and are not both
+            static. A `tf.function` raises this error when the function runs.
     """
     if not tf.is_tensor(value):
         return value
@@ -281,7 +291,7 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
 def empty_without_rows(batch: Any, rows: RowCounts | None) -> Any:
     """Return a replica's part of a batch, without rows if the batch is empty.
 
-    The part of an empty batch holds a padding row, but a single process would
+    Each part of an empty batch holds a padding row, but a single process would
     get no rows.
     """
     is_eager = tf.executing_eagerly()

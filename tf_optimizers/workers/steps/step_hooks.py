@@ -1,10 +1,10 @@
 """Weights the gradients and metrics of a model's step by the replica's rows.
 
 A step computes its loss from the replica's rows as one process would. Before an
-optimizer sums gradients over replicas, each replica multiplies its gradients by
-its share: its rows / the rows of all replicas. The share is also the weight of
-a number that updates a `Mean`, since the number stands for all rows of the
-replica. A replica without rows changes no metric.
+optimizer sums gradients over replicas, each replica multiplies its loss or its
+gradients by its share: its rows / the rows of all replicas. The share is also
+the weight of a number that updates a `Mean`, since the number stands for all
+rows of the replica. A replica without rows changes no metric.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,11 +47,18 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> Any:
-    """Multiply gradients by the replica's share, and apply the optimizer.
+    """Weight gradients by the replica's share, and apply the optimizer.
 
-    A wrapper passes the multiplied gradients to its inner optimizers, which do
-    not multiply them again. A `LossScaleOptimizer` calls its inner optimizer in
-    other threads, which have no share; see `agree_on_overflow`.
+    Gradients are weighted only in a model's step, and only if they do not
+    overwrite variables (float8 scales). A wrapper passes the weighted gradients
+    to its inner optimizers, which do not weight them again. A
+    `LossScaleOptimizer` calls its inner optimizer in other threads, which have
+    no share; see `agree_on_overflow`.
+
+    Raises:
+        RuntimeError: If the optimizer's first call is outside of
+            `strategy.run`, or if workers differ in this call.
+        ValueError: If variables were created outside of the strategy's scope.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -87,8 +94,8 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     is_known = optimizer.built and is_adopted(optimizer)
     maker = None if is_known else maker_of(variables or ())
     if maker is not None and is_ours(maker):
-        # TensorFlow could not build the optimizer outside of `run`, and its
-        # errors do not suggest a remedy.
+        # Outside of `run`, TensorFlow would raise errors that do not suggest a
+        # remedy.
         check_in_run(maker)
     strategy = strategy_of_replica()
     if strategy is None:
@@ -109,10 +116,11 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
 
 
 def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
-    """Raise in an optimizer's first step unless workers have equal weights.
+    """Raise unless all workers have the same optimizer and weights.
 
-    Our own optimizers make this check themselves, after they have checked their
-    gradients.
+    Only an optimizer's first step compares anything. Our own optimizers make
+    this check themselves, after they have checked their gradients. For inner
+    optimizers, the wrapper has made the check.
     """
     strategy = strategy_of_replica()
     if strategy is None or replica.is_applying or has_hooks(optimizer):
@@ -144,8 +152,7 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     """Return a gradient times the replica's share.
 
     If `is_scaled`, the loss was scaled by the share, so the gradient already
-    includes the share. If the replica has no rows, return zeros, even if the
-    gradient is NaN.
+    includes the share. If the replica has no rows, return zeros, even for NaN.
     """
     if gradient is None:
         return None
@@ -167,10 +174,12 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss before its gradients are taken.
 
     In Keras's own step, and under dynamic loss scaling, all gradients come from
-    this loss. So this function multiplies the loss by the replica's share. Then
-    gradients overflow only if their sum over replicas does.
+    this loss. So this function multiplies the loss by the replica's share.
+    Otherwise a replica's gradients could overflow before they are multiplied by
+    the share. In other steps, `apply` multiplies the gradients.
 
-    If the loss is a vector, `gradient` treats the scaled vector like any other.
+    If the loss is a vector, `gradient` treats the scaled vector like any other
+    vector.
     """
     loss, share = original(optimizer, loss), replica.share
     dynamic = keras.optimizers.LossScaleOptimizer
@@ -192,10 +201,12 @@ def gradient(
 ) -> Any:
     """Return the gradient of a target with respect to sources.
 
-    The gradient of a vector is the gradient of the sum of its elements. If the
-    vector has an element for each row, this function divides the gradient by
-    the replica's share, since `apply` multiplies it by the share. So the
-    replicas' gradients add up to the gradient of the sum over all rows.
+    The gradient of a vector is the gradient of the sum of its elements. If a
+    vector in a model's step has an element for each row, and a source is a
+    variable, this function divides the gradient by the replica's share, since
+    `apply` multiplies it by the share. So the replicas' gradients add up to the
+    gradient of the sum over all rows. The caller's own `output_gradients` are
+    not changed.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)
@@ -205,7 +216,8 @@ def gradient(
 def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
     """Return factors for the elements of all targets; see `gradient`.
 
-    Return None unless a target is a vector and a source is a variable.
+    Return None unless a source is a variable, all targets are tensors, and one
+    of them is not a scalar.
     """
     kinds = keras.Variable, tf.Variable
     if not any(isinstance(each, kinds) for each in tf.nest.flatten(sources)):
@@ -226,7 +238,7 @@ def _factors(target: tf.Tensor) -> tf.Tensor:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Update a `Mean`; weight numbers by the replica's share."""
+    """Update a `Mean`; in a model's step, weight numbers by the share."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
     if replica.share is not None and not is_of_rows(values):
@@ -238,7 +250,8 @@ def _weight_of_numbers(values: Any, weight: Any) -> Any:
     """Return a weight times the replica's share.
 
     A step may pass the number of the replica's rows as the weight, or weights
-    of rows. This function returns them unchanged.
+    of rows. Such weights are returned unchanged. A scalar tensor counts as a
+    number of rows.
     """
     if weight is None:
         weight = tf.ones(keras.ops.shape(values)[:1])
@@ -251,10 +264,12 @@ def _weight_of_numbers(values: Any, weight: Any) -> Any:
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign a value to a variable in a replica.
+    """Assign a value to a variable, in a replica or outside of steps.
 
-    A replica without rows leaves variables of metrics unchanged. An assignment
-    by the step itself, not by an optimizer, is recorded for `CommonState`.
+    In a model's step, a replica without rows leaves variables of metrics
+    unchanged. An assignment to another variable is recorded for `CommonState`,
+    unless an optimizer makes the assignment. If a model's step makes the
+    assignment, `RestoredWeights` may replace the value.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:

@@ -1,8 +1,8 @@
 """Weights losses by a replica's share of the rows of a global batch.
 
 In a step of a Keras model, each replica computes a loss from its rows, as one
-process would. Then `step_hooks.py` multiplies the replica's gradients and
-metrics by the replica's share:
+process would. Then `step_hooks.py` weights the replica's gradients and metrics
+by the replica's share:
 
     share = rows of the replica / rows of all replicas
 
@@ -44,7 +44,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """Make Keras weight losses by rows under our strategy, permanently."""
+    """Permanently make Keras weight losses by rows under our strategy."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -97,7 +97,8 @@ def _average(
 ) -> tf.Tensor:
     """Average the losses of examples.
 
-    In a model's step, return the average over the replica's rows. In other
+    In a model's step, return the average over the replica's rows or, with
+    `global_batch_size`, their sum / `global_batch_size` / share. In other
     functions, return the replica's part of the average over all rows.
     """
     share = replica.share
@@ -143,8 +144,8 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if tuple(values.shape) == () and sample_weight is None and mask is None:
-        # A scalar loss is a mean that the user has computed. Keras would sum
-        # the replicas' means.
+        # A scalar loss is a mean that the user has computed. Outside of a
+        # model's step, Keras would sum the replicas' means.
         return loss if share or not is_mean else loss / replicas_of().count
     if not is_mean:
         return loss * _cast(factor_of_sum(values), loss) if share else loss
@@ -173,7 +174,10 @@ def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
 
 
 def _fraction(divisor: tf.Tensor) -> tf.Tensor:
-    """Return this replica's fraction of the sum of all replicas' divisors."""
+    """Return this replica's fraction of the sum of all replicas' divisors.
+
+    The fraction is 0 if the replica has no rows, or if the sum is 0.
+    """
     if tf.executing_eagerly():
         _check_one_device()
     if replica.share is not None:
@@ -191,8 +195,8 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the mean and variance of a batch, for `BatchNormalization`.
 
-    For an empty batch, return the moving mean and variance, unless the layer is
-    `synchronized`.
+    If the layer is `synchronized`, the result covers the rows of all replicas.
+    Otherwise, a replica without rows gets the moving mean and variance.
     """
     if not _is_replica_of_ours():
         return original(layer, inputs, *args)
