@@ -161,7 +161,7 @@ class SparseExtended(VariablesExtended):
         """Reduce a value over all replicas, in parallel with other collectives.
 
         TensorFlow runs the collectives of a group of devices one after another.
-        So this method uses a second group of the same devices.
+        So this method uses a second group, which has the same devices.
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
@@ -173,7 +173,7 @@ class SparseExtended(VariablesExtended):
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
     ) -> tf.Tensor:
-        """Exchange notes on a batch between replicas; return their summary.
+        """Exchange notes on a batch between replicas; return a summary.
 
         A note is a vector of numbers that describes one replica's part of the
         batch.
@@ -229,8 +229,8 @@ class SparseExtended(VariablesExtended):
         if tf.executing_eagerly():
             return gathered[0]
         # Wait for the gathers of all local replicas. Otherwise, a failed check
-        # of the result would cancel the other gathers, and their peers on other
-        # workers would wait forever.
+        # of the result would cancel the other local gathers, and other workers
+        # would wait for these gathers forever.
         with tf.control_dependencies(gathered):
             return tf.identity(gathered[0])
 
@@ -242,7 +242,7 @@ class SparseExtended(VariablesExtended):
     def check_step_ended(self) -> None:
         """Record a failure if a step has begun but has not ended.
 
-        Call this method between steps: a step that has not ended by then has
+        Call this method between steps, when a step that has not ended must have
         failed.
         """
         if any(map(is_in_run, self.channel.progress())):

@@ -70,10 +70,11 @@ class SparseMultiWorkerMirroredStrategy(
 
     A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
     and `predict` of Keras 3 work. An `all_reduce` exchanges all
-    `tf.IndexedSlices` in one all-gather, instead of three per variable. The
-    same all-gather carries small dense values. Large dense values of one dtype
-    are sent in packs of `communication_options.bytes_per_pack` bytes or, if
-    this option is 0, the default, in one pack.
+    `tf.IndexedSlices` in two all-gathers, instead of three per variable. The
+    second all-gather also carries small dense values. In a `tf.function`, large
+    dense values of one dtype are sent in packs of
+    `communication_options.bytes_per_pack` bytes or, if this option is 0, the
+    default, in one pack.
 
     On CPUs, with at most ten replicas per worker, a gather takes one round
     trip, and a sum of large values takes two. With 64 or more replicas, gathers
@@ -97,7 +98,8 @@ class SparseMultiWorkerMirroredStrategy(
 
     Differs from `MultiWorkerMirroredStrategy`:
 
-    - Every logical CPU device of a worker is a replica, not only the first.
+    - Without GPUs, every logical CPU device of a worker is a replica, not only
+      the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so
       that `gradient_accumulation_steps` and `steps_per_execution` work.
     - If every worker iterates over the whole dataset, all workers see its
@@ -123,17 +125,19 @@ class SparseMultiWorkerMirroredStrategy(
             slower worker outside of collectives, for example while the slower
             worker prepares its data. After this time, the waiting worker raises
             an error. Defaults to `1800.0`, half an hour.
-        compares_data: bool. Whether workers that iterate over the whole dataset
-            compare batches, and raise an error if batches differ. Set this
+        compares_data: bool. Whether workers compare batches, and raise an error
+            if batches differ. They do so if every worker iterates over the
+            whole dataset, and in calls such as `train_on_batch`. Set this
             attribute before `fit`. Defaults to `True`.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the cluster is malformed.
-        RuntimeError: If TensorFlow was used before the first strategy; if a
-            later strategy has another cluster; if workers differ in the number
-            of devices or strategies, or in versions of packages; or if Keras or
-            TensorFlow no longer has a function that the strategy must replace.
+        RuntimeError: If TensorFlow was used before the first strategy of a
+            cluster; if a later strategy has another cluster or task; if only
+            some workers create the strategy; if workers differ in the number of
+            devices or strategies, or in versions of Python or packages; or if
+            Keras or TensorFlow lacks a function that the strategy must replace.
     """
 
     agreement_seconds: float = 1800.0
@@ -163,8 +167,7 @@ class SparseMultiWorkerMirroredStrategy(
         watch_generators()
         watch_state()
         self.common_state = CommonState(self)
-        # Optimizers that have begun to train, with the same weights on all
-        # workers.
+        # The optimizers that workers have compared, each in its first step.
         self.compared_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._metrics = MetricReader(self)
         self._steps = Steps(self, self._metrics.watch)
@@ -175,7 +178,7 @@ class SparseMultiWorkerMirroredStrategy(
         self._agree()
 
     def _agree(self) -> None:
-        """Check that workers have the same setup; give them the same seeds."""
+        """Compare workers' setups, agree on seeds, and start the watchdog."""
         if self.extended.workers == 1:
             return
         statement = {
@@ -203,7 +206,8 @@ class SparseMultiWorkerMirroredStrategy(
         this method themselves.
 
         Raises:
-            RuntimeError: If data differ in length or order between workers.
+            RuntimeError: If only some workers call this method, or if their
+                data differ in length or order.
         """
         return distribute_dataset(self, dataset, options)
 
@@ -215,7 +219,8 @@ class SparseMultiWorkerMirroredStrategy(
         Every worker must call this method.
 
         Raises:
-            RuntimeError: If data differ in length between workers.
+            RuntimeError: If only some workers call this method, or if their
+                data differ in length.
         """
         return distribute_from_function(self, dataset_fn, options)
 
@@ -228,11 +233,12 @@ class SparseMultiWorkerMirroredStrategy(
     ) -> Any:
         """Call `fn` on every replica; return the replicas' results.
 
-        The first `reduce` of a returned scalar reduces all returned scalars, in
-        one exchange. In `train_step` and `test_step` of a Keras model, each
-        replica computes the values that a single process would compute from the
-        replica's rows. The replica's gradients are then multiplied by its share
-        of the rows of the global batch.
+        In a `tf.function`, the first `reduce` of a returned float32 scalar
+        reduces all of these scalars, in one exchange. In `train_step` and
+        `test_step` of a Keras model, each replica computes the values that a
+        single process would compute from the replica's rows. The replica's
+        gradients are then multiplied by the replica's share of the rows of the
+        global batch.
         """
         with self._steps.reporting_failures():
             step, args = self._steps.of(fn, args, kwargs)
@@ -297,13 +303,15 @@ class SparseMultiWorkerMirroredStrategy(
 
         Unlike TensorFlow's method, this method accepts all values that Keras 3
         passes: nests, and scalars together with an axis. The axis is ignored
-        for scalars, and for results of metrics that a model's step returns.
+        for scalars, and for values that a model's step has already reduced:
+        results of metrics, and arrays.
 
         TensorFlow also calls this method to read a variable whose value differs
         between replicas, such as `DGCMomentum`'s state.
 
         Raises:
-            RuntimeError: If only some workers read such a variable.
+            RuntimeError: If only some workers read such a variable, or if
+                workers have trained differently.
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:

@@ -92,7 +92,7 @@ class WorkerReplicas(ReplicaGroup):
     ) -> list[tf.Tensor]:
         """Return each value's sum over replicas, for the value's owner.
 
-        On all replicas but the owner, the result is not valid.
+        The sum is valid only on the owner.
         """
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
@@ -188,7 +188,7 @@ class WorkerReplicas(ReplicaGroup):
         coordination.write(f"tf_optimizers/{key}", note)
 
     def read(self, key: str, seconds: float) -> str | None:
-        """Return a key's note, or None if it is not posted within `seconds`."""
+        """Return a key's note, or None if none is posted within `seconds`."""
         return coordination.read(f"tf_optimizers/{key}", seconds)
 
     def check_alive(self) -> None:
@@ -207,8 +207,9 @@ class WorkerReplicas(ReplicaGroup):
         compared = self._strategy.compared_optimizers
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
-            # This has compared the weights and steps of wrapped optimizers. But
-            # the settings of our own are compared only in their own first step.
+            # This has also compared the weights and step counts of wrapped
+            # optimizers. But the settings of our own optimizers are compared
+            # only in the first step of each.
             inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
             compared.update(each for each in inner if not has_hooks(each))
