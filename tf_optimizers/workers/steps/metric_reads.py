@@ -21,8 +21,9 @@ from tf_optimizers.workers.agreement.statements import (
 
 _SUBJECT = "a read of a variable"
 _SAVING = (
-    "Saving reads this variable, which is a sum over workers. Save on every "
-    "worker, each to its own path, or use `tfo.callbacks.BackupAndRestore`."
+    "This variable is a sum over workers: read it on every worker. Saving "
+    "reads it, too: save on every worker, each to its own path, or use "
+    "`tfo.callbacks.BackupAndRestore`."
 )
 _METRICS = (
     "Metrics are sums over all workers: read and reset them on every worker."

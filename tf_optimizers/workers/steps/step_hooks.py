@@ -293,9 +293,9 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
 
 
 def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
-    """Divide an integer among replicas, so that a metric's variable sums to it.
+    """Divide an integer among the copies of a metric's variable.
 
-    Outside of a replica, TensorFlow assigns `value` / replicas to each replica,
+    Outside of a replica, TensorFlow assigns `value` / replicas to each copy,
     and drops the remainder.
     """
     strategy = maker_of([variable])
