@@ -155,7 +155,7 @@ class CommonState:
             self._is_set_by_all = all(has_set)
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that the current step assigns a variable."""
+        """Record that the current step assigns a variable on each replica."""
         if variable.aggregation != "none":
             return  # TensorFlow itself reduces the value over replicas.
         if self.is_assigned(variable):
@@ -214,7 +214,10 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that values assigned only by training steps are unchanged."""
+        """Record that values assigned only by training steps are unchanged.
+
+        Call this method after steps that do not train.
+        """
         self._note_common(
             [
                 variable
@@ -263,7 +266,7 @@ class CommonState:
         Values that a step has assigned to a variable may be averaged if the
         variable is not trainable. Values that were set outside of steps may be
         averaged if the variable is a layer's state, and if every worker has set
-        variables.
+        variables. Values of a `tf.Variable` may always be averaged.
 
         Args:
             model: The model.
