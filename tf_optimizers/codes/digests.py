@@ -1,4 +1,4 @@
-"""Computes digests of arrays, which workers compare."""
+"""Computes digests, so that workers can compare their arrays."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,7 +7,10 @@ import numpy as np
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return a digest of each distinct value, sorted."""
+    """Return the sorted digests of arrays, without repetition.
+
+    A digest covers the bytes of an array, but not its shape and dtype.
+    """
     return sorted(
         {
             hashlib.blake2b(as_bytes(value).data, digest_size=16).hexdigest()
@@ -17,5 +20,5 @@ def digests(values: Iterable[np.ndarray]) -> list[str]:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array of any dtype, including bfloat16."""
+    """Return the bytes of an array of numbers, even of bfloat16."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

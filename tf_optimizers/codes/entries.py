@@ -1,7 +1,7 @@
 """Packs tensors, and entries of tensors, into 32-bit words.
 
-Entries are some values of a tensor, with their positions. Such words are sent
-when workers gather entries and small values.
+Entries are some values of a tensor, with their positions. Replicas send these
+words to exchange entries, sparse rows and small values.
 """
 
 import itertools
@@ -35,12 +35,12 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Concatenate tensors of one dtype and known shapes to a vector."""
+    """Concatenate tensors of one dtype and known shapes into a vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
 def split(vector: tf.Tensor, like: Sequence[Any]) -> list[tf.Tensor]:
-    """Split a vector into tensors with the shapes of those in `like`."""
+    """Split a vector into tensors of the same shapes as those in `like`."""
     parts = tf.split(vector, [each.shape.num_elements() for each in like])
     shapes = [each.shape for each in like]
     return list(map(tf.reshape, parts, shapes))
@@ -80,15 +80,15 @@ class Entries(NamedTuple):
 
     Args:
         values: [n].
-        positions: int [n], increasing. The first positions may be -1, for
-            entries that are not sent. After an exchange, the entries of all
-            replicas are concatenated, and an entry that was not sent has
-            position 0 and value 0.
+        positions: int [n], increasing within a row; see `pack_entries`. The
+            first positions of a row may be -1, for entries that are not sent.
+            After an exchange, the entries of all replicas are concatenated, and
+            an entry that was not sent has position 0 and value 0.
         size: The number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to this encoding. Defaults to `"float32"`.
         ends: If several tensors were joined into one, the position where
-            each tensor ends. Empty for a single tensor.
+            each tensor ends. Defaults to `()`, for a single tensor.
     """
 
     values: tf.Tensor
@@ -147,7 +147,7 @@ def pack_entries(entries: Sequence[Entries], rows: int = 1) -> tf.Tensor:
     Args:
         entries: The entries of each tensor, row by row. Each row has the same
             number of entries.
-        rows: int >= 1. The number of rows.
+        rows: int >= 1. The number of rows. Defaults to `1`.
     """
     values = [tf.reshape(e.values, [rows, -1]) for e in entries]
     positions = [tf.reshape(e.positions, [rows, -1]) for e in entries]
@@ -166,10 +166,10 @@ def unpack_entries(
     """Return the entries of all received rows, in the order of the rows.
 
     Args:
-        words: int32 [any, words], rows that `pack_entries` returned.
-        entries: The entries that this replica packed. Received entries have the
-            same dtypes and shapes.
-        rows: The number of rows that this replica packed.
+        words: int32 [any, words], rows from `pack_entries` on any replica.
+        entries: The entries that this replica packed. Each received row has the
+            same dtypes and numbers of entries as each packed row.
+        rows: The number of rows that this replica packed. Defaults to `1`.
     """
     sizes = [e.size for e in entries]
     counts = [e.values.shape[0] // rows for e in entries]

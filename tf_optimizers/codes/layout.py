@@ -1,4 +1,4 @@
-"""Groups the entries of tensors into chunks that share a scale.
+"""Groups the entries of tensors into chunks, each with its own scales.
 
 An entry is a value of a tensor, with its position. A chunk holds entries of one
 tensor. If several tensors are joined into one, the positions show how many
@@ -6,7 +6,7 @@ entries belong to each tensor. The layout then has as many chunks as the tensors
 can need at most, so that its shape does not depend on the positions. The last
 chunks may be empty:
 
-    positions   -1  3  5 | 12        the second tensor begins at 10
+    positions   -1  3  5 | 12        the three tensors end at 10, 20 and 30
     chunks      [-1  3  5  .  ...]  [12  .  .  .  ...]  [.  .  .  .  ...]
 """
 
@@ -76,7 +76,7 @@ class Layout:
         ]
 
     def is_empty(self) -> tf.Tensor:
-        """Return which entries have position -1, bool [chunks, CHUNK]."""
+        """Return which cells have an entry at -1, bool [chunks, CHUNK]."""
         return self.fill(self._positions) < 0
 
 

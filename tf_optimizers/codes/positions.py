@@ -2,7 +2,7 @@
 
 This is the Elias-Fano code. The address of an entry is its position plus 1. The
 low bits of an address are sent unchanged. The high bits are the number of the
-address's block. Since addresses increase, a block is encoded as one 1 per
+address's block. Since addresses never decrease, a block is encoded as one 1 per
 entry, followed by a 0. With 3 low bits, a block has 8 addresses:
 
     positions     4    8    11   29
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 # Multiplying eight bytes that are 0 or 1 by `_COLLECT_BITS` collects them in
 # the highest byte: the term 1 << 56 - 7 i puts byte i at bit 56 + i. No other
-# product of a term and a byte reaches the highest byte.
+# product of a term and a byte lies in the highest byte.
 _COLLECT_BITS = sum(1 << 56 - 7 * i for i in range(8))
 # Multiplying a byte by `_COPY_BYTE` copies the byte to all eight bytes. The
 # mask `_OWN_BITS` then keeps bit i of byte i.
@@ -95,7 +95,7 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
 def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
     """Return the positions of the `count` True bits of each row.
 
-    The result is int32 if all positions fit, else int64.
+    The result is int32 if it can count the bits of all rows, else int64.
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
@@ -112,7 +112,7 @@ def count_set(bits: tf.Tensor) -> tf.Tensor:
 
 
 def position_dtype(size: int) -> tf.DType:
-    """Return int32 if it holds positions in `size` elements, else int64."""
+    """Return int32 if positions in `size` elements fit, else int64."""
     return tf.int32 if size <= tf.int32.max else tf.int64
 
 
@@ -148,8 +148,8 @@ def write_positions(
     """Encode the positions of several tensors as bits, bool [rows, any].
 
     Args:
-        positions: int [rows, n] of each tensor, strictly increasing. The first
-            positions of a row may be -1, where there is no entry.
+        positions: int [rows, n] of each tensor. The first positions of a row
+            may be -1, where there is no entry. The others increase strictly.
         sizes: Number of elements of each tensor.
     """
     counts = [part.shape[1] for part in positions]

@@ -14,9 +14,9 @@ rounding error does not depend on the learning rate or on the layer. The higher
 precision of float16 would not help, because codes are much coarser than either
 dtype.
 
-If a value of a chunk is not finite, the chunk's scales are inf. The codes then
-stand for NaN, inf and -inf. Finite values of such a chunk have code 0 and are
-read as 0, so a replica keeps them and sends them later.
+If a value of a chunk is not finite, the chunk's scales are inf. Codes 1, 2 and
+3 then stand for NaN, inf and -inf. Finite values of such a chunk have code 0
+and are read as 0, so a replica keeps them and sends them later.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class Chunked:
         scales: The number of scales of a chunk.
         encode: Returns the uint8 codes of chunks, and their scales, [chunks,
             scales].
-        decode: Returns the values of chunks, with 0 where a chunk has no entry.
+        decode: Returns the values of chunks, with 0 for entries at position -1.
     """
 
     width: int
@@ -196,8 +196,8 @@ class Int4(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the values of chunks, with 0 where a chunk has no entry."""
-        # Cells without an entry were encoded as zeros. The product is exact:
+        """Return the values of chunks, with 0 for entries at position -1."""
+        # Entries at position -1 were encoded as zeros. The product is exact:
         # its factors have 3 and 8 significant bits.
         return (tf.cast(codes, tf.float32) - 7.0) * scales
 
@@ -225,7 +225,7 @@ class Int2(Chunked):
     def decode(
         self, codes: tf.Tensor, scales: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """Return the values of chunks, with 0 where a chunk has no entry."""
+        """Return the values of chunks, with 0 for entries at position -1."""
         is_high = tf.bitwise.bitwise_and(codes, np.uint8(1)) == 1
         chunks = tf.where(is_high, scales[:, 1:], scales[:, :1])
         chunks = tf.where(codes < 2, chunks, -chunks)
@@ -249,14 +249,14 @@ def _in_range(scales: tf.Tensor) -> tf.Tensor:
 
 
 def _mean(numbers: tf.Tensor) -> tf.Tensor:
-    """Return the mean of each chunk's positive numbers; 0 if it has none."""
+    """Return the mean of each chunk's positive numbers, or 0 without any."""
     count = tf.reduce_sum(tf.sign(numbers), axis=1, keepdims=True)
     total = tf.reduce_sum(numbers, axis=1, keepdims=True)
     return tf.math.divide_no_nan(total, count)
 
 
 def _not_finite_index(values: tf.Tensor) -> tf.Tensor:
-    """Return the index of each value in `_NOT_FINITE`; 0 if it is finite."""
+    """Return the index of each value in `_NOT_FINITE`; 0 if finite."""
     kinds = tf.where(values > 0, 2, tf.where(values < 0, 3, 1))
     kinds = tf.where(tf.math.is_finite(values), 0, kinds)
     return tf.cast(kinds, tf.uint8)
