@@ -1,4 +1,7 @@
-"""Checks a cluster's description, and the package versions of its workers."""
+"""Checks what a new strategy depends on: cluster, options, versions, seeds.
+
+Also waits for the first worker, and restores the SIGTERM handler.
+"""
 
 import json
 import os
@@ -34,11 +37,15 @@ _EXAMPLE = (
 
 
 def check_cluster(resolver: Any) -> Any:
-    """Check a cluster resolver, and return it; None reads `TF_CONFIG`.
+    """Check and return a cluster resolver, by default that of `TF_CONFIG`.
 
     An evaluator exchanges nothing with workers. So for an evaluator, this
     function returns a resolver without a cluster. An evaluator's `TF_CONFIG`
     may list only the workers, as in TensorFlow's documentation.
+
+    Raises:
+        TypeError: If `resolver` is neither None nor a `ClusterResolver`.
+        ValueError: If `TF_CONFIG` or the cluster is malformed.
     """
     if resolver is None:
         _check_tf_config(os.environ.get("TF_CONFIG", "{}"))
@@ -118,15 +125,14 @@ def restore_sigterm() -> None:
     """Restore the SIGTERM handler that TensorFlow's server has replaced.
 
     The server (TensorFlow 2.21) treats SIGTERM as a notice that the machine
-    will be shut down, and only records the notice. Forked processes inherit its
-    handler. So SIGTERM would not end a worker that waits in a collective, or
-    the worker's children.
+    will be shut down, and only records the notice. Forked processes inherit the
+    server's handler. So SIGTERM would end neither a worker nor its children.
     """
     if threading.current_thread() is threading.main_thread():
         _restore_handler()
     else:
-        # Only the main thread can set handlers. In a forked process, the only
-        # thread is the main thread.
+        # Only the main thread can set handlers. So restore the handler only in
+        # forked processes, where the only thread is the main thread.
         restore_in_forks(_restore_handler)
 
 
@@ -178,7 +184,7 @@ def _check_tf_config(text: str) -> None:
         )
     index = task.get("index", 0)
     is_number = not isinstance(index, bool) and str(index).isdecimal()
-    _require(is_number, "The index of a task must be an int", repr(index))
+    _require(is_number, "The index of a task must be an int >= 0", repr(index))
 
 
 def _check_jobs(cluster: dict[str, Any]) -> None:
@@ -199,7 +205,7 @@ def _check_jobs(cluster: dict[str, Any]) -> None:
         )
         _require(
             addresses.count(address) == 1,
-            "Every worker must have its own address",
+            "Every task must have its own address",
             f"{address!r} more than once",
         )
 
@@ -243,8 +249,8 @@ def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
             "All workers should have the same hash seed: otherwise a set of "
-            "strings, or a vocabulary made from one, has a different order on "
-            "each worker. Received: different hash seeds. Set the "
+            "strings, or a vocabulary made from a set, has a different order "
+            "on each worker. Received: different hash seeds. Set the "
             "environment variable PYTHONHASHSEED to the same number, such as "
             "0, on all workers, before Python starts.",
             stacklevel=4,  # The line that creates the strategy.

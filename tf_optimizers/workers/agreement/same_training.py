@@ -46,7 +46,7 @@ def check_same_optimizer(
     """Raise unless all workers have the same optimizer and variables.
 
     Otherwise workers would wait for each other forever in the first step, or
-    train different weights. For example, a worker may have found no checkpoint.
+    train different weights. For example, one worker may find no checkpoint.
     """
     optimizers = wrapped_optimizers(optimizer)
     with tf.init_scope():
@@ -120,7 +120,7 @@ def check_same_training(
     weights: Sequence[Any],
     assigned: Sequence[Any],
 ) -> None:
-    """Raise unless all workers have the same weights and learning rates.
+    """Raise unless weights, learning rates and steps are equal on all workers.
 
     A callback may set a weight or the learning rate on one worker only. A step
     may compute a value from its replica's rows, and assign it to a weight
@@ -171,7 +171,7 @@ def statement_of(
 
 
 def _rates_of(model: keras.Model) -> dict[str, str | int]:
-    """Return the rates and step counts of all optimizers except wrappers."""
+    """Return learning rates and step counts of optimizers, except wrappers."""
     found: dict[str, str | int] = {}
     inner = [each for each in every_optimizer(model) if not is_wrapper(each)]
     for i, each in enumerate(inner):

@@ -25,10 +25,10 @@ START_THE_SAME = (
 # Seconds between health checks of a silent worker, and the timeout of a check.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
-# Seconds until a warning names the missing worker.
+# Seconds until a warning says what this worker waits for.
 _PATIENCE_SECONDS = 60.0
-# The longest wait for other workers to read the statements, once all have
-# arrived, in seconds.
+# Seconds to wait for a write, for the answer of a first worker that has begun
+# late, and for all workers to raise an error together.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -55,15 +55,15 @@ def gather_statements(
         statement: This worker's statement, a nest of JSON values. Other values
             are replaced by the name of their class.
         hint: Advice that an error contains if a worker does not make this call,
-            or makes another call.
+            or makes another call. Defaults to `START_THE_SAME`.
         rule: The first sentence of an error. Defaults to `None`: all workers
             must reach the subject.
 
     Raises:
-        RuntimeError: If a worker makes no statement in time, or makes a
-            statement about another subject; or if called within
-            `acting_alone`.
-        tf.errors.OpError: If a worker has died.
+        RuntimeError: If there are several workers, and a worker makes no
+            statement in time, makes a statement about another subject, or calls
+            this function within `acting_alone`.
+        tf.errors.OpError: If a worker has died or cannot be reached.
     """
     if strategy.extended.workers == 1:
         return [statement]
@@ -96,7 +96,13 @@ def gather_statements(
 
 @contextlib.contextmanager
 def acting_alone(name: str) -> Iterator[None]:
-    """Make `gather_statements` raise an error in this context."""
+    """Make `gather_statements` raise an error in this context.
+
+    With one worker, it raises none.
+
+    Args:
+        name: The call that this worker makes alone, for the error message.
+    """
     _alone.append(name)
     try:
         yield
@@ -126,7 +132,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # All workers have read the notes of the previous call.
+        if serial:  # Workers read all notes before they make the next call.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
     # Write and read in parallel, so that the two take one round trip together.
@@ -134,7 +140,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     answer = wait_for("all workers", "all", 0, until)
     finish_writing()
     if answer is None:
-        # If the first worker was late, it is still waiting for other workers.
+        # If the first worker began late, it may still wait for other workers.
         if wait_for("worker 0", "0", 0, until + _ASKING_SECONDS) is None:
             return [None]
         until += timeout + _LISTENING_SECONDS
@@ -145,9 +151,9 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 def _start_to_write(key: str, text: str) -> Callable[[], None]:
     """Write a string in a thread; return a function that waits for the write.
 
-    The returned function raises the error of the write. A write has no timeout,
-    and blocks while the first worker is suspended or cannot be reached. So the
-    returned function waits only for a few seconds.
+    The returned function raises the write's error, if there is one. A write has
+    no timeout, and blocks while the first worker is suspended or cannot be
+    reached. So the returned function waits at most `_LISTENING_SECONDS`.
     """
     errors: list[tf.errors.OpError] = []
 
@@ -169,7 +175,10 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 
 
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
-    """Return the string that a task writes under a key; None after `until`."""
+    """Return the string that a task writes under a key, or None after `until`.
+
+    Every few seconds, raise TensorFlow's error unless the task answers.
+    """
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         left = until - time.monotonic()
@@ -194,7 +203,8 @@ def check_equal(
         subject: The subject of the statements.
         statements: The results of `gather_statements`: for each worker, a
             dictionary of values by name.
-        hint: The last sentences of the error message.
+        hint: The last sentences of the error message. Defaults to
+            `START_THE_SAME`.
         rule: The first sentence of the error message. Defaults to `None`: all
             workers must agree on the subject.
         shown: For names in `statements`, the names to show in the error
@@ -214,7 +224,10 @@ def check_equal(
 
 
 def raise_together(message: str) -> None:
-    """Wait until all workers call this function, then raise an error."""
+    """Wait until all workers call this function, then raise a `RuntimeError`.
+
+    Wait at most `_LISTENING_SECONDS`.
+    """
     # Worker 0 hosts the key-value store, so it must not end while other workers
     # read from the store.
     with contextlib.suppress(tf.errors.OpError):

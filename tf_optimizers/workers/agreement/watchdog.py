@@ -4,11 +4,14 @@
     worker 1     sum of 5    sum of 5    sum of 6   waits
 
 Both workers have begun their third collective. The two collectives differ, so
-neither will end. A stalled worker publishes its position (the number and the
-kind of its last collective) in the key-value store of the coordination service,
-and reads the next worker's position. If any two positions differ, at least one
-worker finds a different position at the next worker. The watchdog also ends a
-collective that has waited for longer than the strategy's `timeout_seconds`.
+neither will end. A stalled worker publishes its position in the key-value store
+of the coordination service: the number, kind, elements and layout of its last
+collective. Then the worker reads the position that the next worker has
+published under the same number. If the positions of any two workers differ, and
+all have the same number, at least one worker finds a different position.
+
+The watchdog also ends all collectives if one has waited for longer than the
+strategy's `timeout_seconds`, or if a step has failed on this worker.
 """
 
 import json
@@ -30,6 +33,7 @@ from tf_optimizers.workers.collectives.progress import (
 # Seconds between two checks. A worker that makes no progress between two checks
 # has stalled.
 _LOOKING_SECONDS = 3.0
+# The longest waits for the next worker's position, and for the thread to end.
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
 
@@ -93,7 +97,10 @@ class Watchdog:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Publish a position; return the next worker's position, if known."""
+        """Publish a position; return the next worker's position.
+
+        Return None if the next worker has published none with this number.
+        """
         written = self._written.get(i)
         if written != now:
             if written:
@@ -124,7 +131,7 @@ class Watchdog:
 def watch(extended: Any) -> None:
     """Start a thread that watches the collectives of a strategy.
 
-    The thread ends when the strategy is deleted.
+    The thread ends when the strategy is deleted, at exit, or after an error.
     """
     watchdog, ended = Watchdog(extended), threading.Event()
 
@@ -144,7 +151,8 @@ def watch(extended: Any) -> None:
         ended.set()
         if threading.current_thread() is not thread:
             # Do not wait forever: the thread may be writing to the store. A
-            # write has no timeout, and blocks once worker 0, its host, is gone.
+            # write has no timeout, and blocks once worker 0, the store's host,
+            # is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
