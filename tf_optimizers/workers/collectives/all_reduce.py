@@ -1,7 +1,7 @@
 """Reduces and gathers values of replicas, packed into few messages.
 
     worker 0                          worker 1
-    a: 2 entries, b: 1 row            a: 2 entries, b: 3 rows
+    a: 2 entries, b: 1 row, c         a: 2 entries, b: 3 rows, c
         │ pack: as 32-bit words, rows padded
         ▼                                 ▼
     [a b.values b.indices c]          one int32 buffer each
@@ -11,8 +11,9 @@
     c: dense and small, the sum of both
 
 Rows are padded to the largest number of rows on any replica. If there are
-`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Large
-dense values are summed separately, in one collective for each dtype.
+`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Other
+dense values are summed separately, in one all-reduce for each dtype; see
+`is_gathered`.
 """
 
 from collections.abc import Sequence
@@ -39,11 +40,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     """Packs sparse and dense values of several dtypes into few collectives.
 
     TensorFlow's own collectives need three all-gathers per `IndexedSlices`, and
-    cannot pack different dtypes. The results are the same, except that no row
-    occurs twice in `IndexedSlices`. Two replicas often have gradients of the
-    same row, for example of a position embedding. If this row occurred twice,
-    Keras's optimizers would square both gradients separately, instead of their
-    sum.
+    cannot pack different dtypes. The results are the same, except that with
+    several replicas no row occurs twice in `IndexedSlices`. Two replicas often
+    have gradients of the same row, for example of a position embedding. If this
+    row occurred twice, Keras's optimizers would square both gradients
+    separately, instead of their sum.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_all_gather(self, *args: Any) -> Any:
-        # TensorFlow gathers in a `tf.function`, which must not run eagerly.
+        # TensorFlow gathers in a `tf.function`, and raises an error if it runs
+        # eagerly.
         are_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(False)
         try:
@@ -121,7 +123,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             `IndexedSlices`.
 
         Raises:
-            RuntimeError: If the step is compiled by XLA.
+            RuntimeError: If there are several replicas, and XLA compiles the
+                step.
         """
         if self._group_size == 1:
             return [v.slices() if isinstance(v, Entries) else v for v in values]
@@ -152,7 +155,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     def _gather_all(
         self, groups: dict[Any, list[Any]], replica_id: int, options: Any
     ) -> dict[Any, list[Any]]:
-        """Gather entries and small values in one message; sum the values.
+        """Gather entries, slices and small values in one message.
+
+        Values, and rows of slices with the same index, are summed.
 
         Args:
             groups: This replica's values by `_kind`.
@@ -160,8 +165,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             options: The communication options.
 
         Returns:
-            The results by `_kind`, without the groups that are too large to be
-            gathered.
+            The results by `_kind`, without dense values for which `is_gathered`
+            is False.
         """
         entries, slices = (groups.get(kind, []) for kind in _SPARSE)
         small = {
@@ -196,8 +201,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
 
         The tensors must have the same shape. TensorFlow's public `all_gather`
         also takes tensors of different shapes, but needs two collectives.
-        Replicas exchange tensors only if they pass the same `layout`, a 32-bit
-        number.
+        Replicas exchange tensors only if they pass the same `layout`, a number
+        from `message.layout`, or 0.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 

@@ -6,7 +6,8 @@
 
 A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21). A
 broadcast also takes bool. Encoded tensors keep their shapes, so that users
-recognize them in an error. Only complex128 gets one more dimension.
+recognize the tensors in an error. Only complex128 and strings get one more
+dimension.
 """
 
 import tensorflow as tf

@@ -7,8 +7,8 @@ result:
     step       starts a call                              waits for it
     thread     ....[ the call, on a separate channel ]....
 
-Steps start calls in the same order on all workers. Calls run one after another,
-in this order.
+Steps start calls in the same order on all workers. A thread runs its calls one
+after another, in this order.
 """
 
 import collections
@@ -26,8 +26,8 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.workers.collectives.runs import BackgroundCall
 
-# The capacity of a queue of calls. The queue never fills up, since each step
-# waits for the calls of an earlier step.
+# The capacity of a queue. The queue never fills up, since a step waits for a
+# call before a step starts the call again.
 _QUEUE_SIZE = 1 << 16
 
 
@@ -35,7 +35,8 @@ class Later:
     """Runs calls in a thread, on a separate channel for exchanges.
 
     Args:
-        owner: An object. The thread ends when this object is deleted.
+        owner: An object. The thread ends when this object is deleted, and at
+            exit.
         channel: The `SparseCollectiveAllReduce` through which calls exchange
             values.
     """
@@ -52,8 +53,8 @@ class Later:
             self._started,
             self._calls,
         )
-        # At exit, this closes the queue before `BackgroundCall` joins the
-        # thread.
+        # At exit, `_close` runs before `BackgroundCall` joins the thread. A
+        # thread that waits for an open queue would not end.
         weakref.finalize(owner, _close, started)
         thread.call(lambda: _run(started, calls))
 
@@ -71,8 +72,8 @@ class Call:
 
     Args:
         function: Called in the thread when all replicas have started the call.
-            Its argument is the int64 tensor that the last replica has passed to
-            `start`.
+            Its argument is the int64 tensor that the last replica to start the
+            call has passed to `start`.
         started: The queue of the thread.
         number: The index of the call among the calls of the thread.
         replicas: The number of replicas that start the call.
@@ -106,8 +107,8 @@ class Call:
     def wait(self, rank: int) -> tf.Tensor:
         """Return a tensor that is available when the replica's call has ended.
 
-        If the replica has not started the call, the tensor is available at
-        once.
+        If the replica has not started the call since the last `wait`, the
+        tensor is available at once.
 
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.
@@ -125,7 +126,11 @@ class Call:
             return tf.cond(is_on, take, lambda: tf.constant(""))
 
     def wait_for_all(self) -> None:
-        """Wait for the calls of all local replicas, between steps."""
+        """Between steps, wait until the call has ended on all local replicas.
+
+        Raises:
+            tf.errors.InvalidArgumentError: If the call has raised an error.
+        """
         for rank in range(len(self._ended)):
             self.wait(rank)
 
@@ -209,7 +214,7 @@ class GatherLater:
             self._call.start(0)
 
     def take(self) -> tf.Tensor:
-        """Return the tensors gathered last, as [replicas, *shape].
+        """Wait for the last gather; return its tensors, [replicas, *shape].
 
         Return zeros if no tensors were gathered since the last `take`.
         """

@@ -1,11 +1,12 @@
 """Runs a replica's collectives, in few rounds and under fixed keys.
 
 TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
-as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So CPUs
-gather and sum by all-to-all: a gather takes one round, and a sum takes two. The
-number of bytes stays the same. With `FEWEST_IN_LEVELS` or more replicas, this
-would take too many messages. Then replicas gather in two levels instead: first
-within a group of neighbors, then with one replica of every other group.
+as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So three
+or more replicas on CPUs gather and sum by all-to-all: a gather takes one round,
+and a sum takes two. The number of bytes stays the same. With `FEWEST_IN_LEVELS`
+or more replicas, this would take too many messages. Then replicas gather in two
+levels instead: first within a group of neighbors, then with one replica of
+every other group.
 
 Workers that enter different collectives wait for each other forever. So each
 replica records its progress, which `watchdog.py` compares.
@@ -29,7 +30,7 @@ from tf_optimizers.workers.collectives.progress import (
     lone_key,
 )
 
-# Replicas gather by all-to-all only if a process has at most this many of them.
+# Replicas gather and sum by all-to-all only if a process has at most this many.
 # TensorFlow (2.21) names a message by both ranks, without a separator, so that
 # "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
 # one process, TensorFlow aborts or confuses the messages.
@@ -91,7 +92,7 @@ def ranks_in(tasks: Sequence[str], devices: int) -> list[int]:
 
 
 class KeyedLauncher(CollectiveReplicaLauncher):
-    """Runs a replica's collectives under fixed keys, on flat tensors.
+    """Runs a replica's collectives under fixed keys.
 
     Args:
         *args: The arguments of TensorFlow's launcher.
@@ -209,8 +210,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Sum a vector over replicas.
 
-        Each replica sums one part of the vector by `tf.add_n`. Then all
-        replicas gather the sums.
+        Each replica receives the same part of every vector, and adds these
+        parts by `tf.add_n`. Then all replicas gather the sums.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.
@@ -273,8 +274,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         """Return the seconds after which TensorFlow ends a collective.
 
         Return None if `watchdog.py` enforces the strategy's timeout instead.
-        When TensorFlow (2.21) ends a collective, TensorFlow frees memory that
-        is still in use, and the process may crash. TensorFlow also keeps a
+        If TensorFlow (2.21) ends a collective after a timeout, it frees memory
+        that is still in use, and the process may crash. TensorFlow also keeps a
         thread for each timeout.
         """
         seconds = options.timeout_seconds

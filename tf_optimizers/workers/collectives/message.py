@@ -4,15 +4,15 @@ The order of values in a message is
 
     entries | values and indices of rows | dense values, by dtype
 
-Two workers exchange
+Two workers exchange messages as follows:
 
     worker 0                       worker 1
     entries, biases                entries, biases
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-So dense values, such as biases, need no separate round. But each of the N
-replicas sends its dense values N - 1 times.
+So small dense values, such as biases, need no separate round. But each of the N
+replicas sends these values N - 1 times.
 """
 
 import zlib
@@ -129,7 +129,7 @@ def pad_rows(tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Sum the values of equal rows, so that no row occurs twice.
+    """Sum the values of rows with the same index, so that no row occurs twice.
 
     Rows keep the order of their first appearance. The sums are bit-identical on
     all replicas.
@@ -172,8 +172,8 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Return whether to gather values of one dtype, and to sum them locally.
 
     A gather sends the values N - 1 times, but saves the two rounds of a
-    separate all-reduce. On CPUs, both add by `tf.add_n`, so the sums are
-    bit-identical.
+    separate all-reduce. On CPUs, both add by `tf.add_n`. With up to ten workers
+    they add in the same order, so the sums are bit-identical.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:

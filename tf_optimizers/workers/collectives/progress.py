@@ -1,13 +1,14 @@
 """Gives collectives fixed instance keys, and tracks each replica's progress.
 
 TensorFlow matches the collectives of different workers by a number, the
-instance key. By default, it numbers collectives consecutively, and asks the
-first worker about every new key. The request takes a round trip before anything
-is exchanged, and leaves a record that is never deleted. Here, the key depends
-only on the collective's kind, dtype, number of elements and layout, so the same
-keys are used in every step. The key does not depend on how often a worker has
-traced a function, which may differ between workers. TensorFlow requires that
-collectives with the same key have the same kind, dtype and number of elements.
+instance key. By default, TensorFlow numbers collectives consecutively, and asks
+the first worker about every new key. The request takes a round trip before
+anything is exchanged, and leaves a record that is never deleted. Here, the key
+depends only on the collective's kind, dtype, number of elements and layout, so
+the same keys are used in every step. The key does not depend on how often a
+worker has traced a function, which may differ between workers. TensorFlow
+requires that collectives with the same key have the same kind, dtype and number
+of elements.
 
 Using a key again is safe, even within a step. The ordering token makes a
 replica run its collectives one after another, and all workers run them in the
@@ -51,14 +52,15 @@ DTYPES = (
 # A key has 31 bits. The upper 5 bits hold the number of the kind, and the lower
 # 26 bits depend on the number of elements. Keys of packed messages share all
 # numbers above those of `kind_number`. Number 0 is left to TensorFlow's own
-# keys, which count up from 100.
+# keys, which count up from 100, and to `lone_key`, which counts down.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
 def kind_number(operation: str, dtype: tf.DType) -> int:
     """Return the number of a kind: an operation on a dtype; in [1, 21]."""
-    # All other dtypes share the last number, since TensorFlow rejects them.
+    # All other dtypes share the last number of an operation, since TensorFlow
+    # rejects them.
     place = (*DTYPES, dtype).index(dtype)
     return 1 + _OPERATIONS.index(operation) * (len(DTYPES) + 1) + place
 
@@ -74,7 +76,7 @@ def describe(kind: int, elements: int, layout: int = 0) -> str:
 def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
-    The chance that two layouts have the same key is 1 in 670 million.
+    The chance that two different layouts have the same key is 1 in 670 million.
 
     Args:
         kind: The number of the collective's kind, from `kind_number`.
@@ -109,7 +111,7 @@ _LEAVE = (_FAILED, _FAILED, _IDLE, _FAILED, _FAILED)
 
 
 def has_failed(progress: Sequence[int]) -> bool:
-    """Return whether a step or collective began before another had ended."""
+    """Return whether the replica has failed; see the table above."""
     return progress[-1] == _FAILED
 
 
@@ -190,8 +192,10 @@ class Progress:
 
         Args:
             states: The next state, by the current state.
-            begun: The number of runs and collectives that begin.
+            begun: The number of runs and collectives that begin. Defaults to
+                `0`.
             what: The kind, elements and layout of a collective that begins.
+                Defaults to `None`: keep those of the last collective.
         """
         now = self._variable.read_value()
         state = now[4]

@@ -2,8 +2,9 @@
 
 When a step fails on a worker, this worker may be between two collectives, or
 may have updated only some weights. The other workers wait for this worker, or
-have begun later steps. Then they must not exchange values with the failed
-worker's next step. So every run of a step records its start and its end.
+have begun later steps. If the failed worker begins another step, the other
+workers must not exchange values with that step. So every run of a step records
+its start and its end.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
 TensorFlow runs this exchange in parallel, since no other operation needs the
@@ -42,10 +43,12 @@ class BackgroundCall:
     Args:
         owner: The object that uses the thread, such as a strategy. If the
             owner is deleted, a running call continues, since other workers may
-            still need the call. At exit, the call is ended.
+            still need the call. At exit, a call that does not end soon is
+            aborted.
         is_at_once: Whether to call functions directly instead of in a thread,
             for example if there are no other workers. A caller that cannot
             call `wait` before each step may set this attribute to True later.
+            Defaults to `False`.
     """
 
     def __init__(self, owner: object, is_at_once: bool = False) -> None:
@@ -56,7 +59,7 @@ class BackgroundCall:
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in a thread, once the previous function has ended."""
+        """Call `wait`, which may raise an error; then start a function."""
         self.wait()
         if self.is_at_once:
             function()
@@ -72,10 +75,11 @@ class BackgroundCall:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for the function called last, and raise its error.
+        """Wait for the function called last; raise its error, if there is one.
 
         Args:
-            seconds: The longest wait. Defaults to `None`: no limit.
+            seconds: The longest wait, after which this method returns. Defaults
+                to `None`: no limit.
         """
         if self._thread is not None:
             self._thread.join(seconds)
@@ -119,7 +123,8 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
 def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     """Call `run`, record its start and end, and return its result.
 
-    The records are explained in `progress.py`.
+    The records are explained in `progress.py`. With one worker, or under XLA,
+    nothing is recorded.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

@@ -1,4 +1,4 @@
-"""Creates a strategy's variables of any dtype; `float()` accepts them."""
+"""Creates variables of a strategy: any dtype, and accepted by `float()`."""
 
 import functools
 from collections.abc import Callable
