@@ -24,7 +24,7 @@ class CompressedOptimizer(Optimizer):
     The residual of a variable accumulates gradients until they are sent. A
     subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
     each variable that is compressed in this step, and `_dense_update` for all
-    others.
+    others. With `overlap`, `SparseLoCo` uses `OverlappedExchange` instead.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -35,7 +35,7 @@ class CompressedOptimizer(Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    # XLA cannot compile the search for the largest entries.
+    # XLA cannot compile the CPU's search for the largest entries.
     _supports_jit = False
     _single_replica_warning: str
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
@@ -84,7 +84,10 @@ class CompressedOptimizer(Optimizer):
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add the sum of this worker's gradients to a variable's residual."""
+        """Add a gradient to a variable's residual.
+
+        `gradient` is the sum over the replicas that share the residual.
+        """
         raise NotImplementedError
 
     def _dense_update(
@@ -108,7 +111,7 @@ class CompressedOptimizer(Optimizer):
         rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
-        """Sum gradients over replicas, and update variables by the sums.
+        """Sum gradients or entries over replicas; update variables by the sums.
 
         Args:
             variables: The variables of the gradients.
@@ -165,8 +168,9 @@ class CompressedOptimizer(Optimizer):
 
         The size of a sparse gradient can change from step to step.
         `DGCMomentum` counts its size in the last step, whatever `step` is.
-        Before the first step, sparse gradients count as dense. `SparseLoCo`
-        makes sparse gradients dense.
+        Before the first step, sparse gradients count as dense ones, which may
+        be compressed. `SparseLoCo` makes sparse gradients dense, and does not
+        compress them.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.
@@ -181,6 +185,7 @@ class CompressedOptimizer(Optimizer):
 
         Raises:
             RuntimeError: If the optimizer is not built.
+            TypeError, ValueError: If `step` is not an int >= 0.
         """
         return traffic_summary(self, step)
 

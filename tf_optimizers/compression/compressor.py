@@ -98,8 +98,8 @@ class Compressor:
         # a residual, which a later step must send.
         self._ever_compressed: set[int] = set()
         self._is_begun = False
-        # If the state was loaded after the cool-down, this step sends the
-        # residuals.
+        # If residuals were loaded after the cool-down, the first exchange from
+        # this step on sends all of them.
         self._flush_step: int | None = None
         self.momentums: dict[int, keras.Variable] = {}
 
@@ -119,9 +119,8 @@ class Compressor:
                 Defaults to `None`.
             masking: Whether the momentum becomes 0 wherever entries of the
                 residual are sent. If not, a step that sends the whole residual
-                also sets all momentums to their mean over replicas, because the
-                dense steps that follow need equal momentums. Defaults to
-                `True`.
+                also gives all replicas the mean of their momentums, because
+                dense steps need equal momentums. Defaults to `True`.
         """
         index = variable_index(optimizer, variable)
         if momentum is not None:
@@ -169,7 +168,7 @@ class Compressor:
     def places(
         self, indices: Sequence[int], sparsity: float | None = 0.0
     ) -> tuple[list[int], list[int]]:
-        """Return the places in `indices` of compressed and of other variables.
+        """Return the places of compressed variables in `indices`, and the rest.
 
         With a `sparsity` of None, nothing is compressed.
         """
@@ -195,8 +194,10 @@ class Compressor:
         variables that have been compressed are made dense.
 
         Raises:
-            ValueError: If a variable has two gradients, or lacks a needed
-                gradient.
+            ValueError: If a compressed variable has two gradients, or a
+                variable lacks a needed gradient.
+            RuntimeError: If XLA compiles a step that compresses gradients, or
+                if workers disagree on the first step.
         """
         self._begin(optimizer)
         indices = [variable_index(optimizer, v) for v in variables]
@@ -238,10 +239,10 @@ class Compressor:
         self._is_begun = True
 
     def _check(self, optimizer: Any, indices: list[int], is_all: bool) -> None:
-        """Raise if a variable has two gradients, or lacks a needed gradient.
+        """Raise if one of `indices` occurs twice, or a gradient is missing.
 
         With a cool-down, every variable that has been compressed needs a
-        gradient in every step.
+        gradient in every step, unless the step exchanges all variables.
 
         Args:
             optimizer: The optimizer of the variables.
@@ -393,7 +394,8 @@ class Compressor:
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return the bytes that a replica sends, by index of the variable.
 
-        Variables that are not in the dict send dense gradients.
+        For other variables, a replica sends as many bytes as a dense gradient
+        has.
         """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:
@@ -424,7 +426,8 @@ class Compressor:
         """Return the mean gradients over this worker's part of the batch.
 
         Keras divides the loss by the number of all replicas. So the mean is the
-        sum over this worker's replicas times the number of workers.
+        sum over this worker's replicas times the number of workers. Unless
+        replicas share residuals, each replica counts as a worker.
         """
         workers = self.wire.replicas // self.wire.devices
         if workers == 1:

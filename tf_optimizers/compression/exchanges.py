@@ -28,7 +28,7 @@ class GatheredExchange(Exchange):
 
     @property
     def peer_bytes(self) -> float:
-        """The bytes that a replica receives from each other replica."""
+        """The cost of an exchange with one other replica, in bytes."""
         # Count only half the bytes of a dense sum. They cost less than bytes of
         # entries, because a dense sum needs no sorting.
         bits = sum(
@@ -61,7 +61,7 @@ class GatheredExchange(Exchange):
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries and other gradients.
 
-        Every selected entry is sent.
+        Every selected entry is sent, unless it is rounded to 0.
         """
         if not selections:
             return [], replicas_of().gather_and_sum(others)
@@ -81,7 +81,7 @@ class GatheredExchange(Exchange):
         return sent, replicas_of().gather_and_sum([*messages, *others])
 
     def _message(self, i: int, own: Selection) -> Entries | tf.Tensor:
-        """Return the entries that this replica sends, encoded or dense."""
+        """Return what this replica sends: `Entries`, or a dense tensor."""
         values, positions, shape = own
         size = self.sizes[i]
         if self.is_dense(i):
@@ -112,10 +112,11 @@ def choose_exchange(
 
     With `GatheredExchange`, a replica sends its K entries to each of N - 1
     replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
-    only K / N entries and then K / N sums to each of them, so the cost does not
-    grow. But shards take two messages instead of one, and only the largest sums
-    are sent. So shards are used only if they at least halve the cost of sending
-    to one other replica. In bytes, with M = 32,768 per message, this means
+    only about K / N entries and then K / N sums to each of them, so the cost
+    hardly grows. But shards take two messages instead of one, and only the
+    largest sums are sent. So shards are used only if they at least halve the
+    cost of sending to one other replica. In bytes, with M = 32,768 per message,
+    this means
 
         (all entries) + M > 2 (entries for one shard + its sums + 2 M)
 
@@ -124,8 +125,9 @@ def choose_exchange(
         sizes: Number of elements of each variable.
         counts: Number of selected entries of each variable.
         kind: "gathered" or "sharded" forces that kind. Only
-            `tfo.SparseMultiWorkerMirroredStrategy` supports shards. Defaults to
-            `None`, the cheaper exchange.
+            `tfo.SparseMultiWorkerMirroredStrategy` supports shards, and other
+            strategies ignore "sharded". Defaults to `None`, the cheaper
+            exchange.
     """
     gathered = GatheredExchange(wire, sizes, counts)
     if kind == "gathered" or not wire.is_packed or not sizes:

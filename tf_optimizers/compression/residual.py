@@ -22,8 +22,8 @@ class Residual:
     of them holds an equal fraction of v.
 
     Args:
-        variable: The variable v. Until `allocate`, v takes no memory and reads
-            as zeros.
+        variable: The variable v. Until `allocate` is called or nonzero values
+            are loaded, v takes no memory and reads as zeros.
         wire: How entries of v are sent.
         masked: A variable, such as the momentum, that becomes 0 wherever
             entries of v are sent. Defaults to `None`.
@@ -162,7 +162,7 @@ def subtract(
         variable: This replica's component of a variable.
         update: Dense, or entries of the flattened variable from all replicas,
             ordered by replica. Each replica has the same number of entries, and
-            no replica repeats a position.
+            repeats no position, except for entries of value 0.
         rate: Scalar of the variable's dtype.
         replicas: The number of replicas that have sent entries.
     """
@@ -186,7 +186,8 @@ def _subtract(
     positions = tf.reshape(positions, [replicas, -1, 1])
     subtract_at = tf.tensor_scatter_nd_sub
     # Subtract one replica's entries at a time. A GPU would add several changes
-    # at the same position in any order, and replicas could differ.
+    # at the same position in any order, so weights could differ between
+    # replicas.
     _, flat = tf.while_loop(
         lambda i, _: i < replicas,
         lambda i, flat: (i + 1, subtract_at(flat, positions[i], changes[i])),

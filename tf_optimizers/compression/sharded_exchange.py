@@ -9,10 +9,10 @@
         └──────────────────── all-gather ────────────────┘
 
 A shard is the part of all variables that one replica sums. A replica sends its
-largest entries of each shard, up to the shard's capacity. So the bytes do not
-grow with the number of replicas. An entry is removed from the residual and the
-momentum if it fits into its shard and its sum is among the largest. All other
-entries stay.
+largest entries of each shard, up to the shard's capacity. So the bytes hardly
+grow with the number of replicas. An entry is removed from the residual and from
+a masked momentum if it fits into its shard, is not rounded to 0, and its sum is
+among the largest. All other entries stay.
 """
 
 import itertools
@@ -75,7 +75,7 @@ class ShardedExchange(Exchange):
         entries, sums = self._bytes
         total = self.wire.replicas * entries + sums
         # A message holds entries of all variables, so divide its bytes among
-        # them in proportion to the numbers of entries.
+        # the variables in proportion to their numbers of entries.
         ends = [
             total * end // sum(self.counts)
             for end in itertools.accumulate(self.counts, initial=0)
@@ -113,7 +113,8 @@ class ShardedExchange(Exchange):
             [tf.reshape(part.values, [replicas, -1]) for part in sums], 1
         )
         every = shards.every_address(sums)
-        # A value of 0 means that the shard had fewer sums than it may send.
+        # A value of 0 means that the shard had fewer nonzero sums than it may
+        # send.
         arrived = tf.where(values == 0, tf.constant(-1, every.dtype), every)
         is_sent = _is_in(tf.sort(tf.reshape(arrived, [-1])), addresses)
         sent = tf.where(is_sent, fitting, tf.zeros_like(fitting))

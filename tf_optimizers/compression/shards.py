@@ -3,11 +3,11 @@
 Each of N replicas sums the entries of one shard. Each group of N consecutive
 positions has one position for each shard. Groups are numbered across all
 tensors. In every group, the shards are rotated, so that a regular pattern, such
-as a column of zeros, does not fall into one shard. With 3 shards:
+as a column of zeros, does not fall into one shard. With 4 shards:
 
-    position    0  1  2    3  4  5    6  7  8    9
-    group          0          1          2       3
-    shard       0  1  2    1  2  0    2  0  1    1
+    position    0  1  2  3    4  5  6  7    8  9 10 11   12
+    group            0             1             2        3
+    shard       0  1  2  3    3  0  1  2    2  3  0  1    2
 
 An entry's address is its shard times the number of groups, plus its group. So
 the addresses of a shard are consecutive, and ordered by tensor and position.
@@ -129,7 +129,8 @@ def _rotation(group: tf.Tensor) -> tf.Tensor:
 def _sums(values: tf.Tensor, groups: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the sum of each group, and the groups in increasing order.
 
-    A repeated group has its sum at the last occurrence, and 0 at the others.
+    If a group occurs several times, its sum is at its last occurrence, and 0 is
+    at its other occurrences.
     """
     order = stable_argsort(groups)
     values, groups = tf.gather(values, order), tf.gather(groups, order)

@@ -16,10 +16,10 @@ WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # stage 0.75 is left out, because it would send most of a run's bytes. So the
 # other stages can be longer.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
-# In runs that do not reach the stage `NO_DECAY_FROM`, the `residual_decay` of
-# `SparseLoCo` is `SHORT_RUNS_DECAY`. benchmarks/loco_accuracy.py found both
-# numbers in runs of 96 to 256 steps. Longer runs need the updates that a decay
-# would lose.
+# In runs with `sync_every=1` that do not reach the stage `NO_DECAY_FROM`, the
+# `residual_decay` of `SparseLoCo` is `SHORT_RUNS_DECAY`.
+# benchmarks/loco_accuracy.py found both numbers in runs of 96 to 256 steps.
+# Longer runs need the updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
 # The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
@@ -41,13 +41,13 @@ class SparsitySchedule:
         s = d + e - 1         0: all residuals are sent
         s >= d + e            dense
 
-    The cool-down runs all stages but the last in reverse order, each for the
-    same number of steps. Then one more step sends all residuals. If `sparsity`
-    has a single stage, that stage lasts until all residuals are sent. Without
-    d, there is no cool-down.
+    The cool-down runs all stages but the last in reverse order, each for about
+    the same number of steps. Then one more step sends all residuals. If
+    `sparsity` has a single stage, that stage lasts until all residuals are
+    sent. Without d, there is no cool-down.
 
-    If replicas exchange only every `sync_every` steps, sparsity 0 lasts for
-    `sync_every` steps, so that one of these steps exchanges.
+    If replicas exchange only every `sync_every` steps, the last sparsity, 0,
+    lasts for `sync_every` steps, so that one of these steps exchanges.
 
     Args:
         sparsity: Sequence of floats in [0, 1), not decreasing.
@@ -107,7 +107,7 @@ class SparsitySchedule:
         return has_end and step >= self._starts[-1]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of an optimizer that set the schedule."""
+        """Return the optimizer's arguments that set the schedule."""
         return {
             "sparsity": list(self.sparsity),
             "rampup_begin_step": self.rampup_begin_step,
@@ -162,10 +162,10 @@ def recommended_schedule(
 ) -> dict[str, Any]:
     """Return the arguments of a schedule for a run of `steps` steps.
 
-    Each stage of the warm-up and the cool-down takes 1 / `stages` of the run.
-    The schedule omits a sparsity if a whole run at this sparsity would send
-    each entry fewer than two times, on average. Such rare updates would be
-    stale.
+    Each stage takes 1 / `stages` of the run. Only the last stage is longer: it
+    lasts until the cool-down. The schedule omits a sparsity if a whole run at
+    this sparsity would send each entry fewer than two times, on average. Such
+    rare updates would be stale. If this omits all, the sparsity is 0.75.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
@@ -204,10 +204,10 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
     Each exchange sends the same fraction of the entries, so that the run sends
-    `TIMES_FEWER_BYTES` times fewer bytes than with dense float32 gradients in
-    every step. In a short run, the fraction is larger, so that each entry is
-    sent at least `SENT_AT_LEAST` times on average. In both cases, the fraction
-    is at most `LARGEST_SHARE`.
+    about `TIMES_FEWER_BYTES` times fewer bytes than with dense float32
+    gradients in every step. In a short run, the fraction is larger, so that
+    each entry is sent at least `SENT_AT_LEAST` times on average. In both cases,
+    the fraction is at most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
     bits = 32 * sync_every / TIMES_FEWER_BYTES

@@ -12,7 +12,7 @@ to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
 the number of candidates is slow, so no sample is used.
 
 Magnitudes are compared as integers, the bits of |x|. These integers have the
-same order as |x|. NaN is above infinity, so a NaN is always selected.
+same order as |x|. NaN is above infinity, so NaNs are selected first.
 """
 
 import math
@@ -23,14 +23,15 @@ from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.kernels import compiled
 
 # The sample should contain at least about this many of the k largest entries.
-# The number that it contains has a standard deviation of about the square root
-# of this number. The threshold allows for four standard deviations, so there
-# are rarely fewer than k candidates. If there are, a second search among all
-# entries gives the exact result.
+# The number that it contains has a standard deviation of about its own square
+# root. The threshold allows for four standard deviations, so there are rarely
+# fewer than k candidates. If there are, a second search among all entries gives
+# the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
-# The largest distance between samples. With a smaller distance, there are more
-# samples but fewer needless candidates. A candidate costs as much as 4 samples.
+# The largest distance between samples, before `_stride` adds to it. With a
+# smaller distance, there are more samples but fewer needless candidates. A
+# candidate costs as much as 4 samples.
 _STRIDE = 128
 
 # Entries per block, one cache line. Searching a block takes as long as skipping

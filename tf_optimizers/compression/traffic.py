@@ -63,7 +63,7 @@ class SentRows:
         self._is_known = False
 
     def count(self, index: int, gradient: Gradient, variable: Any) -> None:
-        """Count the bytes of a gradient if the variable's is or was sparse."""
+        """Count a gradient's bytes if it is sparse, or an earlier one was."""
         self._expected.discard(index)
         self._is_known = True
         is_sparse = self.is_sparse(index, gradient)
@@ -87,7 +87,7 @@ class SentRows:
         return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:
-        """Return whether a variable's gradient is known to be sparse."""
+        """Return whether a variable's gradient is known or expected sparse."""
         return index in self._bytes or index in self._expected
 
     @property
@@ -103,7 +103,7 @@ class SentRows:
         self._is_known = True
 
     def sent(self) -> dict[int, int]:
-        """Return the bytes sent in the last step, by index of the variable."""
+        """Return the bytes of sparse gradients in the last step, by index."""
         return {
             index: int(tf.convert_to_tensor(size))
             for index, size in self._bytes.items()

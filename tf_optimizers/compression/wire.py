@@ -6,7 +6,7 @@ yet: each device holds an equal fraction of v. The devices sum their gradients
 before compression. Then each device sends a portion of the entries:
 
     worker 0: g_0 + g_1               worker 1: g_2 + g_3
-        k entries of the same v           k entries
+        k entries of its v                k entries of its v
       device 0      device 1            device 0      device 1
     the first k/2  the others         the first k/2  the others
 """
@@ -31,8 +31,8 @@ class Wire(NamedTuple):
     Args:
         replicas: Number of replicas, N.
         value_dtype: The format of sent values, a key of `CODES`.
-        is_packed: Whether entries are packed into few bits, and everything is
-            sent in one message.
+        is_packed: Whether entries are packed into few bits, and the entries of
+            all variables are sent in one message.
         devices: Number of replicas that share a residual, all on one worker.
             Defaults to `1`.
     """
@@ -64,9 +64,10 @@ class Wire(NamedTuple):
         """Return the number to divide values by before they are sent, or None.
 
         Values are proportional to `rate`, so at a low rate, half-precision
-        values would become 0. The unit is the largest power of two up to the
-        rate, or 1 if the rate is 0. Division by it is exact, and all replicas
-        compute the same unit. Other formats need no unit.
+        values could become 0. The unit is the largest power of two up to the
+        rate, or 1 if the rate is 0, denormal or not finite. Division by the
+        unit is exact, and all replicas compute the same unit. Other formats
+        need no unit.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
@@ -79,8 +80,8 @@ class Wire(NamedTuple):
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the portion that each device sends, [devices, n].
 
-        The first portion is padded in front with `fill`, so that all portions
-        have the same length.
+        The selected entries are padded in front with `fill`, so that all
+        portions have the same length.
         """
         count = self._portion(selected.shape[0])
         if self.devices == 1:  # A reshape costs nothing.
@@ -152,6 +153,7 @@ class Exchange:
             the entries, dense or as `tf.IndexedSlices` of flattened variables,
             followed by the sums of the other gradients.
         sent_bytes(): Returns the bytes that a replica sends for each variable.
+        peer_bytes: The cost of an exchange with one other replica, in bytes.
 
     Args:
         wire: How entries are sent.
