@@ -30,10 +30,10 @@ from tf_optimizers.workers.collectives.progress import (
     lone_key,
 )
 
-# Replicas gather and sum by all-to-all only if a process has at most this many.
-# TensorFlow (2.21) names a message by both ranks, without a separator, so that
-# "from 1 to 11" and "from 11 to 1" have the same name. If both replicas are in
-# one process, TensorFlow aborts or confuses the messages.
+# Replicas gather and sum by all-to-all only if a process has at most this many
+# replicas. TensorFlow (2.21) names a message by both ranks, without a
+# separator, so that "from 1 to 11" and "from 11 to 1" have the same name. If
+# both replicas are in one process, TensorFlow aborts or confuses the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # With this many replicas or more, a second round costs less than the messages
@@ -210,8 +210,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Sum a vector over replicas.
 
-        Each replica receives the same part of every vector, and adds these
-        parts by `tf.add_n`. Then all replicas gather the sums.
+        Each replica receives its own part of every vector, and adds these parts
+        by `tf.add_n`. Then all replicas gather the sums.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.

@@ -1,4 +1,4 @@
-"""Creates variables of a strategy: any dtype, and accepted by `float()`."""
+"""Creates a strategy's variables, of any dtype; `float` accepts them."""
 
 import functools
 from collections.abc import Callable
