@@ -81,7 +81,7 @@ class GatheredExchange(Exchange):
         return sent, replicas_of().gather_and_sum([*messages, *others])
 
     def _message(self, i: int, own: Selection) -> Entries | tf.Tensor:
-        """Return what this replica sends: `Entries`, or a dense tensor."""
+        """Return this replica's message: `Entries`, or a dense tensor."""
         values, positions, shape = own
         size = self.sizes[i]
         if self.is_dense(i):
