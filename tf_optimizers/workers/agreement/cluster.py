@@ -1,4 +1,4 @@
-"""Checks what a new strategy depends on: cluster, options, versions, seeds.
+"""Checks a new strategy's cluster, options, versions and hash seeds.
 
 Also waits for the first worker, and restores the SIGTERM handler.
 """

@@ -25,7 +25,7 @@ START_THE_SAME = (
 # Seconds between health checks of a silent worker, and the timeout of a check.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
-# Seconds until a warning says what this worker waits for.
+# Seconds until a warning names the workers that this worker waits for.
 _PATIENCE_SECONDS = 60.0
 # Seconds to wait for a write, for the answer of a first worker that has begun
 # late, and for all workers to raise an error together.
