@@ -76,9 +76,9 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
 
     Raises:
         RuntimeError: If the model has a custom step, and `call` fails after it
-            has built some layers, which may have the wrong shapes. With
-            `run_eagerly`, this error is not raised, because `call` may have
-            failed only because symbolic tensors have no values.
+            has built some layers but not all. The built layers may have wrong
+            shapes. With `run_eagerly`, this error is not raised: `call` may
+            need values, which symbolic tensors do not have.
     """
     if not _has_custom_step(model):
         build()
@@ -219,7 +219,7 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
         replace("Model.jit_compile", property_of)
 
 
-# Set when Keras resolves "auto", and removed when Keras assigns the result.
+# Set when Keras resolves "auto", and removed once Keras has stored the result.
 _IS_RESOLVING = "_tfo_jit_compile_is_resolving"
 # Whether the value of `jit_compile` comes from "auto".
 _IS_AUTO = "_tfo_jit_compile_is_auto"
@@ -239,8 +239,8 @@ def agree_on_overflow(strategy: tf.distribute.Strategy) -> None:
     where a step cannot assign to `iterations`.
 
     Keras creates the `LossScaleOptimizer` itself, in `compile`, and would not
-    use a subclass. So this function replaces a method of the class. Under other
-    strategies, the method does not change.
+    use a subclass. So this function replaces a method of the class. Under a
+    strategy that was not passed here, the method behaves as before.
     """
     _agreeing.add(strategy)
     _replace_scaled_step()

@@ -145,15 +145,15 @@ def variable_index(optimizer: Any, variable: Any) -> int:
 def variable_key(optimizer: Any, variable: Any) -> str:
     """Return a key that is the same for a variable and its components."""
     # Under a strategy, `update_step` gets a replica's component of a variable.
-    # Only this private method finds the variable.
+    # Only this private method returns the same key for both.
     return optimizer._var_key(variable)
 
 
 def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from a Keras optimizer's weight decay.
 
-    The optimizer may be built. Then Keras's own method raises from Keras 3.16
-    on, because `build` has recorded for each variable whether it decays.
+    The optimizer may already be built. Then Keras's own method raises from
+    Keras 3.16 on, because `build` has recorded which variables decay.
     """
     recorded = getattr(optimizer, "_weight_decay_by_var_key", None)
     if not optimizer.built or recorded is None:
@@ -316,7 +316,7 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
 def global_seed() -> list[int] | None:
     """Return the state of the generator that unseeded `keras.random` ops use.
 
-    Returns None if no such op has run: the first op creates the generator.
+    Returns None if there is no generator yet: the first such op creates it.
     """
     # Keras keeps one generator per thread, under this name.
     generator = global_state.get_global_attribute("global_seed_generator")

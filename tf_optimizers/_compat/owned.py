@@ -16,8 +16,8 @@ from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 RowRange: TypeAlias = slice | EllipsisType
 
 
-# The base class sums or averages the components when the variable is read. It
-# has no public name.
+# The base class, which reduces the components when it is read, has no public
+# name.
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
@@ -131,7 +131,7 @@ def owned_variable(
 def own_rows(component: tf.Variable) -> tf.Variable:
     """Return a plain variable with the rows that a component's replica owns.
 
-    If the replica owns no rows, any use of the returned object raises an error.
+    If the replica owns no rows, return an object that raises an error on use.
     """
     own = getattr(component, "own", component)
     return _UnownedState() if own is None else own

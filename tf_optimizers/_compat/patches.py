@@ -4,7 +4,8 @@ Other code in the process calls these functions, too. So a function is replaced
 only when a feature that needs the replacement is first used. For code that does
 not use the feature, the replacement behaves like the original, with one
 exception: in a training with several workers, every `Dataset.shuffle` without a
-seed gets one. Replacements last until the process ends.
+seed gets one, unless the user has seeded TensorFlow. Replacements last until
+the process ends.
 """
 
 import functools
@@ -64,8 +65,8 @@ PATCHES = (
     Patch(
         names=("keras.Model._maybe_symbolic_build",),
         features=(STRATEGY,),
-        why="Keras draws a batch before `fit`, and builds a model from its "
-        "mean over replicas.",
+        why="Keras draws a batch before `fit`, and builds a model from the "
+        "batch's mean over replicas.",
         without="A generator loses a batch. Data without a mean cause errors.",
         until="Keras builds models from the specification of the data.",
         test="workers/test_guide.py::test_data_may_have_any_dtype",
@@ -84,9 +85,10 @@ PATCHES = (
     Patch(
         names=(f"{_OPTIMIZERS}.LossScaleOptimizer._tf_apply",),
         features=(STRATEGY, REPLICAS),
-        why="Keras tests on one replica whether gradients are finite, before "
-        "they are summed over replicas.",
-        without="Some replicas skip a step that other replicas make.",
+        why="Keras tests whether gradients are finite before they are summed "
+        "over replicas: on each replica, or only on the first.",
+        without="Some replicas skip a step that other replicas make, or "
+        "weights become NaN.",
         until="Keras tests the gradients of all replicas.",
         test="optimizers/test_replicas.py::test_replicas_skip_an_overflow_together",
     ),
@@ -106,7 +108,8 @@ PATCHES = (
         names=("keras.callbacks.CallbackList.set_model",),
         features=(LOCAL_STEPS, STRATEGY, SWAPS),
         why="Optimizers and strategies cannot add callbacks. Replicas must "
-        "average weights and statistics before other callbacks read them.",
+        "average weights and statistics before other callbacks read them. "
+        "`SwapEMAWeights` must be checked before the first step.",
         without="Validation uses each replica's own weights and statistics.",
         until="Optimizers or strategies may add callbacks.",
         test="optimizers/test_local_steps.py::"
@@ -207,8 +210,8 @@ PATCHES = (
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",
         ),
         features=(STRATEGY,),
-        why="Gradients of a custom step must be weighted by the number of the "
-        "replica's rows.",
+        why="Gradients of a custom step must be weighted by the replica's "
+        "number of rows.",
         without="With N replicas, the gradients are N times too large.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
@@ -229,9 +232,9 @@ PATCHES = (
             "keras.Variable.assign",
         ),
         features=(STRATEGY,),
-        why="A custom step passes a metric the mean over its replica's rows, "
-        "without the number of rows. A replica without rows must change no "
-        "metric.",
+        why="A custom step passes the mean over a replica's rows to a metric, "
+        "without the number of rows. A replica without rows must not change "
+        "any metric.",
         without="The mean is over replicas, not over rows.",
         until="A strategy may set the weight of a replica.",
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",

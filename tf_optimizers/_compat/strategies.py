@@ -20,9 +20,10 @@ from tf_optimizers._compat.patches import hook
 
 
 def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Move an optimizer without a strategy into the variables' strategy.
+    """Move an optimizer without a strategy into the current strategy.
 
-    Afterwards, the optimizer behaves as if it had been created in that
+    If no strategy is current, the optimizer moves into the strategy of the
+    variables. Afterwards, it behaves as if it had been created in that
     strategy's scope. An optimizer that already has a strategy is not changed.
     """
     strategy = _strategy_of(variables)
@@ -31,8 +32,8 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     # Keras has no setter. The change is safe, since an optimizer does not use
     # its strategy before `build`.
     optimizer._distribution_strategy = strategy
-    # The base class's `variables` omit those of an inner optimizer, which is
-    # moved separately.
+    # The base class's `variables` omits the variables of an inner optimizer,
+    # because the inner optimizer is moved separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -89,12 +90,12 @@ def adopt_optimizers_of_keras(
 ) -> None:
     """Permanently make `build` move Keras optimizers into the strategy.
 
-    All Keras optimizers call the `build` of their base class before they add
-    variables, so only that method is replaced.
+    Keras optimizers call the `build` of their base class before they add a
+    variable for each weight, so only that method is replaced.
 
     Args:
-        is_for: Called with the current strategy; returns whether to move
-            optimizers into this strategy.
+        is_for: Called with the current strategy or, outside of any scope, with
+            the optimizer's; returns whether to move optimizers into it.
         check: Called with the strategy and the variables, before the optimizer
             is moved.
     """
@@ -116,9 +117,9 @@ def adopt_optimizers_of_keras(
 
 
 def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Return the strategy under which variables were created, or None.
+    """Return the strategy that created the first variable, or None.
 
-    Only strategies that keep a copy of variables on each replica are found.
+    Only strategies that keep a copy of a variable on each replica are found.
     """
     value = backend_variable(variables[0]) if variables else None
     if isinstance(value, tf.distribute.DistributedValues):

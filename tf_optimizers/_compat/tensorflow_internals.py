@@ -32,7 +32,7 @@ def eager_context() -> Any:
 def add_to_graphs(name: str, value: Any) -> None:
     """Append a value to the attribute `name` of all graphs being traced.
 
-    The attribute is a list. It keeps the value until the function being traced,
+    The attribute is a list. The value is kept until the function being traced,
     and all functions that contain this function, have been deleted.
     """
     # There is no public way to find the graphs that contain a graph.
@@ -98,9 +98,10 @@ def call_across_replicas(function: Callable, *args: Any) -> Any:
 
 
 def effects_of(function: Callable[[], object]) -> list[tf.Operation]:
-    """Call a function; return its operations that have effects or may fail.
+    """Call a function; return its stateful operations, except reads.
 
-    In eager mode, the operations have already run, and the list is empty.
+    Examples are assignments, collectives and assertions. In eager mode, the
+    operations have already run, and the list is empty.
     """
     if tf.executing_eagerly():
         function()
@@ -123,8 +124,8 @@ def update_each(
     Args:
         variables: Variables of the current strategy.
         function: Called on the component's device.
-        *args: One sequence for each further argument of `function`. It has this
-            replica's tensor for each variable.
+        *args: One sequence for each further argument of `function`. A sequence
+            has this replica's tensor for each variable.
     """
 
     def placed(component: tf.Variable, *values: Any) -> None:
@@ -220,8 +221,8 @@ def switch_across_replicas(
 class LazyZeros(resource_variable_ops.UninitializedVariable):
     """A variable of zeros that takes no memory until it gets another value.
 
-    Checkpoints save zeros, and restoring zeros takes no memory either. Call
-    `allocate` before an operation uses the variable's handle.
+    A checkpoint saves its zeros, and restoring them takes no memory either.
+    Call `allocate` before an operation uses the variable's handle.
     """
 
     def has_value(self) -> tf.Tensor:
