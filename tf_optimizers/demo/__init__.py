@@ -1,5 +1,5 @@
 """The demo: `python -m tf_optimizers.demo` trains on real data and reports.
 
-Each part of the demo has a folder. Notebooks and benchmarks use only the
-modules `data`, `images`, `plots`, `results`, `sockets` and `trainer`.
+Each part of the demo has a folder. Notebooks and benchmarks also use some
+modules, such as `data`, `images`, `link`, `network`, `results` and `trainer`.
 """

@@ -26,8 +26,8 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description=(
-                "Handwritten digits of 8 x 8 pixels. A pixel counts the inked "
-                f"points of a 4 x 4 block and is 0 to {MAX_PIXEL}, not 255."
+                "Handwritten digits of 8 x 8 pixels. A pixel is the number of "
+                f"inked points in a 4 x 4 block: 0 to {MAX_PIXEL}, not 255."
             ),
             features=tfds.features.FeaturesDict(
                 {
@@ -60,7 +60,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
 
 def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Assign every row to a split; all splits have the same mix of classes."""
+    """Assign rows to splits; all splits have about the same mix of classes."""
     train, rest = train_test_split(
         np.arange(len(labels)),
         train_size=SPLIT_SIZES["train"],
@@ -77,7 +77,7 @@ def split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prepare(data_dir: Path) -> SklearnDigits:
-    """Write the dataset below `data_dir`, unless it is already there."""
+    """Write the dataset below `data_dir` if missing; return its builder."""
     tfds.disable_progress_bar()
     builder = SklearnDigits(data_dir=data_dir)
     config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -134,7 +134,7 @@ def whole(data: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
-    """Return endless batches, in an order that depends only on `seed`."""
+    """Return endless batches, in the order of `seed` and TensorFlow's seed."""
     # At its end, a run would wait for the thread that tunes tf.data. This
     # thread sleeps for longer and longer, which could double the time of the
     # run.

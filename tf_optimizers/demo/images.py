@@ -18,7 +18,7 @@ MNIST_PARTS = {
 MNIST_MAX_PIXEL = 255
 
 # Without internet access, tfds would retry for minutes, but urlopen fails
-# immediately.
+# within seconds.
 _DOWNLOAD = """
 import sys
 import urllib.request

@@ -126,8 +126,8 @@ class Forwarder:
         if not line:
             raise RuntimeError(
                 "A simulated link needs ports of the loopback interface. "
-                "Received: no ports; see the error above. Check that `ping "
-                "127.0.0.1` works, or pass `--link none`."
+                "Received: no answer from its process; see the error above. "
+                "Check that `ping 127.0.0.1` works, or pass `--link none`."
             )
         return line
 
@@ -244,7 +244,7 @@ class NearEnd(End):
                 lambda: self.other, *self._target
             )
         except OSError:
-            # The target is not listening yet. The client will try again.
+            # The target may not be listening yet. The client will try again.
             self.transport.abort()
         else:
             self.send()
@@ -279,7 +279,8 @@ def main() -> None:
     """Forward to the addresses on the command line."""
     # The parent handles Ctrl-C, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Other selectors round each waiting time up to whole milliseconds.
+    # Linux's default selector would round each waiting time up to whole
+    # milliseconds.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     loop.run_until_complete(serve(json.loads(sys.argv[1])))
 

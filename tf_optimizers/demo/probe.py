@@ -50,7 +50,7 @@ def measure(link: Link) -> Link:
 
 
 def _seconds(connection: socket.socket, size: int) -> float:
-    """Return the seconds until sent bytes have come back."""
+    """Send `size` bytes; return the seconds until they have come back."""
     sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
     start, left = time.perf_counter(), size
     if size > CHUNK:

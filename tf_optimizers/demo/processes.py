@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
-# When a run begins or ends, the first worker prints these words and the name of
-# the run. The progress bar shows the name.
+# At the beginning and the end of a run, the first worker prints these words and
+# the name of the run. During the run, it repeats `BEGIN` with the name and the
+# seconds left. The progress bar shows the text after `BEGIN`.
 BEGIN = "begin run: "
 END = "end run: "
 

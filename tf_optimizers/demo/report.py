@@ -21,7 +21,7 @@ def report_on(parts: Parts, settings: Settings, console: Console) -> None:
     start = time.monotonic()
     results = {}
     for name, (study, _) in parts.items():
-        # In a log file, each refresh would be a line.
+        # In a log file, each refresh adds a line, so refresh rarely.
         interval = 0.1 if sys.stderr.isatty() else 15
         with tqdm(desc=name, mininterval=interval, bar_format=BAR) as progress:
             results[name] = study.run(settings, progress)

@@ -14,7 +14,7 @@ Parts = dict[str, tuple[ModuleType, ModuleType]]
 
 
 def load_parts(names: Iterable[str]) -> Parts:
-    """Import parts of the demo and TensorFlow, and start its devices."""
+    """Import parts of the demo, and start TensorFlow's devices."""
     # Once TensorFlow has read this level, it prints only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with hidden_unless_it_fails():

@@ -102,7 +102,7 @@ class Trainer:
         )
 
     def count_correct(self, images: np.ndarray, labels: np.ndarray) -> int:
-        """Return how many of these images are classified correctly."""
+        """Return how many of the images are classified correctly."""
         return int(np.sum(np.argmax(self._logits(images), axis=1) == labels))
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:

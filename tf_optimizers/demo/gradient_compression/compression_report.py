@@ -141,8 +141,8 @@ def _traffic(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
 
 def _columns(result: dict[str, Any]) -> str:
     counted = (
-        "MB: sent in the run by the first worker's TCP sockets, counted by the "
-        "kernel (`TCP_INFO`)."
+        "MB: sent in a run by the first worker's TCP sockets, counted by the "
+        "kernel (`TCP_INFO`); mean over the seeds."
     )
     if any(not row["bytes"] for row in _optimizers(result)):
         counted = (
@@ -152,10 +152,11 @@ def _columns(result: dict[str, Any]) -> str:
     return (
         "An accuracy is reached when the mean over "
         f"{len(result['settings']['seeds'])} seeds reaches it. Accuracy is "
-        f"measured every {result['settings']['measured_every']} steps, or "
-        f"after each exchange, while the clock is stopped. {counted} Points "
-        "behind: the final accuracy of the dense optimizer minus that of the "
-        "compressed one, seed by seed, with Student's interval."
+        f"measured every {result['settings']['measured_every']} steps (with "
+        "local steps, after each exchange), while the clock is stopped. "
+        f"{counted} Points behind: the final accuracy of the dense optimizer "
+        "minus that of the compressed one, mean over the seeds, with Student's "
+        "interval."
     )
 
 
@@ -218,9 +219,9 @@ def _set_up(result: dict[str, Any]) -> str:
         "`tfo.DGCMomentum` with the same momentum, and `tfo.SparseLoCo` around "
         "AdamW, both with the settings of `for_steps`: "
         f'`value_dtype="{settings["value_dtype"]}"`, a sparsity of '
-        f"{', '.join(shares)} %, in reverse at the end, and a last step that "
-        "sends everything still unsent. With local steps: "
-        f"`for_steps` with `sync_every={settings['local_steps']}`. As in the "
+        f"{', '.join(shares)} %, and a last step that sends everything still "
+        "unsent. With local steps: "
+        f"`for_steps` with `sync_every={settings['local_steps']}`. As in DGC's "
         "paper, compressed optimizers use the learning rate of the dense one, "
         "without tuning. "
         + " ".join(_rate_note(group, settings) for group in result["groups"])

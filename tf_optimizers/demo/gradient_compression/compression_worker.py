@@ -47,7 +47,7 @@ def main(task_path: str) -> None:
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
     # Set this seed only once: setting it discards all compiled kernels.
-    # TensorFlow combines it with the seeds of each run's weights and shuffles.
+    # TensorFlow combines it with the seed of each run's shuffle.
     keras.utils.set_random_seed(0)
     plan = QUICK if task["quick"] else FULL
     is_first = not strategy.cluster_resolver.task_id
@@ -84,8 +84,8 @@ class SharedStudy:
         self.train_data = data["train"]
         images, labels = whole(data["test"])
         self.test_size = len(labels)
-        # All workers have the same weights, so each classifies only a part of
-        # the test images.
+        # All workers have the same weights when accuracy is measured, so each
+        # worker classifies only a part of the test images.
         own = slice(strategy.cluster_resolver.task_id, None, plan.workers)
         self.test = images[own], labels[own]
         with strategy.scope():
@@ -190,10 +190,10 @@ class SharedStudy:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Records the steps, seconds and bytes from mark to mark.
+    """Records steps, seconds and bytes between marks, and accuracy at marks.
 
-    There is a mark after every `every` steps. At a mark, the clock stops while
-    `measure` and `at_mark` run.
+    A mark is the end of a step. At a mark, the clock stops while `measure` and
+    `at_mark` run.
 
     Args:
         every: Steps between two marks.
@@ -220,7 +220,7 @@ class Recorder(keras.callbacks.Callback):
         }
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Start the clock."""
+        """Start the clock at the first step."""
         if batch == 0:
             self._bytes = sent_bytes()
             self._start = time.perf_counter()

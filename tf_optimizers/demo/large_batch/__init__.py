@@ -1,1 +1,1 @@
-"""Compares optimizers over a few large steps."""
+"""Compares optimizers over a few steps with large batches."""

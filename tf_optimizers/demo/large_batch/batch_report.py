@@ -90,7 +90,7 @@ def _set_up(settings: dict[str, Any]) -> str:
     rates = settings["rates"]
     widths = " and ".join(str(width) for width in settings["hidden_units"])
     return (
-        "How far does each optimizer get in a few large steps? Data: "
+        "How far does each optimizer get with a few large batches? Data: "
         f"scikit-learn's digits, {sizes['train']:,} images to train on, "
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "

@@ -1,4 +1,4 @@
-"""The large-batch study: the accuracy of each optimizer in a few large steps.
+"""The large-batch study: the accuracy of optimizers after a few large batches.
 
 For each cell (optimizer x batch size x epochs), the mean validation accuracy
 over the tuning seeds decides the learning rate. Networks with new seeds then

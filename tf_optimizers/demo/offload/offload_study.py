@@ -1,4 +1,4 @@
-"""The offload study: a run with Adam's state on the device, and on the host."""
+"""The offload study: Adam's state on the device, compared with the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,8 @@ STEPS, QUICK_STEPS = 160, 32
 SEED = 0
 RATE = 1e-3
 
-# Both optimizers add epsilon at the same place in their formulas.
+# Both optimizers add epsilon at the same place in their formulas, so with the
+# same epsilon, their losses can be compared.
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "keras Adam": lambda: keras.optimizers.Adam(RATE, epsilon=1e-8),
     "tfo.AdamOffload": lambda: tfo.AdamOffload(RATE, epsilon=1e-8),
@@ -29,7 +30,8 @@ def choose_device() -> str:
     """Return a GPU or, without one, a second CPU device.
 
     TensorFlow can add a CPU device only before its first operation. So this
-    module calls the function on import, before any part of the demo runs.
+    module calls the function on import, before any part of the demo runs. If
+    TensorFlow has already started with one CPU device, return this device.
     """
     if tf.config.list_physical_devices("GPU"):
         return "GPU:0"
@@ -87,6 +89,6 @@ def train(
 
 
 def largest_difference(first: list[float], second: list[float]) -> float:
-    """Return the largest |a - b| / |b| of any step."""
+    """Return the largest |first - second| / |second| of all steps."""
     a, b = np.array(first), np.array(second)
     return float(np.max(np.abs(a - b) / np.abs(b)))
