@@ -54,12 +54,12 @@ def dgc(workers: int, **kwargs: int) -> Variant:
 
 
 def papers_stages(steps: int) -> dict[str, Any]:
-    """Return a schedule with all stages of the paper."""
+    """Return the paper's stages, but none that needs a longer run."""
     return recommended_schedule(steps, sparsities=WARM_UP, stages=STAGES)
 
 
 def from_75(workers: int, **kwargs: Any) -> Variant:
-    """Return DGC with all stages of the paper; `kwargs` override settings."""
+    """Return DGC with `papers_stages`; `kwargs` override settings."""
     return Variant(
         workers,
         lambda rate, steps: tfo.DGCMomentum(
@@ -160,7 +160,7 @@ VARIANTS = MAIN | {
     name: variant._replace(seeds=ABLATION_SEEDS)
     for name, variant in ABLATIONS.items()
 }
-# By default, the last stage of 640 steps is 99.6 %.
+# By default, the last stage of a run of 640 steps is 99.6 %.
 TO_999 = "from 75 to 99.9 %"
 ONLY_DIGITS = {
     f"{TO_999}, 2 workers": up_to_the_last_stage(2),

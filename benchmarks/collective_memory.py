@@ -4,8 +4,8 @@
 
 TensorFlow keeps a record of every collective with a new instance key. Each
 contender trains a small model in separate processes on loopback. The resident
-memory is the first worker's. Its growth is the slope of a line through the
-measurements after the first fifth, in which buffers are allocated.
+memory is the first worker's. Buffers are allocated in the first fifth of the
+steps. The growth is the slope of a line through the later measurements.
 """
 
 import argparse

@@ -12,11 +12,11 @@ plus
 `messages` and `bytes` are those that one worker sends. All messages of a round
 leave at the same time. The round trip is that of the link, and 0 in the
 measurements. The time of a message was measured by messages.py. Messages,
-handling and selection take processor time: hosts that share cores wait for each
-other. The other five coefficients are fitted to results/shaped_network.json by
-non-negative least squares of relative errors, and validated on the models in
-HELD_OUT, which are not fitted. Predictions assume separate cores for every
-worker.
+handling, selection and the fixed part take processor time: hosts that share
+cores wait for each other. The other five coefficients are fitted to
+results/shaped_network.json by non-negative least squares of relative errors,
+and validated on the models in HELD_OUT, which the fit leaves out. Predictions
+assume separate cores for every worker.
 """
 
 import json

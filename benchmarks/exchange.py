@@ -1,4 +1,4 @@
-"""What does a training step of two workers cost, with each exchange?
+"""What does a training step of several workers cost, with each exchange?
 
     python benchmarks/exchange.py [--workers 2] [--rounds 3] [--steps 20]
 
@@ -32,7 +32,7 @@ from tf_optimizers.demo.sockets import sent_bytes
 BATCH = 32
 WARM_UP = 5
 
-# Widths of a stack of square layers without biases.
+# Depth and width of a stack of square layers without biases.
 MODELS = {"4 M in 2 tensors": (2, 1414), "4 M in 100 tensors": (100, 200)}
 
 STOCK = tf.distribute.MultiWorkerMirroredStrategy
@@ -64,7 +64,7 @@ def make_step(
     depth: int,
     width: int,
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Return a training step on this worker's half of a batch."""
+    """Return a training step on a batch that is the same on all workers."""
     rng = np.random.default_rng(0)
     with strategy.scope():
         weights = [

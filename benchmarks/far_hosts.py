@@ -33,11 +33,11 @@ class Loopback:
 
 
 class FarGroup(hosts.Group):
-    """One process of this script per host, with a round trip between hosts.
+    """One process of a script per host, with a round trip between hosts.
 
     Args:
         net: `Loopback`, or the network with the hosts.
-        arguments: Arguments of the script.
+        arguments: The script's path, and its arguments.
     """
 
     def __init__(

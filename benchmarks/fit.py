@@ -8,8 +8,8 @@ same metrics. `fit` reduces metrics over the workers in every step, for its
 logs; the custom loop reduces them once per round. A third contender is `fit`
 without the comparison of batches between workers. Times are the first worker's,
 from the end of one step to the end of the next. They include callbacks, but not
-the work of `fit` per call or per epoch. A batch has vectors, or images of
-38 MB.
+the work of `fit` per call or per epoch. A batch has vectors, or 38 MB of
+images.
 """
 
 import argparse
@@ -130,7 +130,7 @@ class CustomLoop:
 
 
 def make_data(image: tuple[int, ...], steps: int) -> tf.data.Dataset:
-    """Return batches in memory or, for images, one large batch."""
+    """Return batches in memory; with images, repeat one large batch."""
     rng = np.random.default_rng(0)
     rows = BATCH if image else BATCH * steps
     x = rng.standard_normal((rows, *(image or (WIDTH,))), "float32")
@@ -178,7 +178,7 @@ def compare(
     clocks = {name: Clock() for name in contenders}
     for i in range(rounds + 1):
         for name, train in contenders.items():
-            # The first round traces.
+            # The first round traces, so its times are not kept.
             train(clocks[name] if i else Clock())
     return clocks
 

@@ -6,9 +6,9 @@ Contenders take turns, round by round. `offload` trains eight dense layers, and
 `batches` does so with other batch sizes. `largest` finds the largest model that
 trains in 8 GiB. `trace` records when the GPU, the copies and the host work in a
 step of `AdamOffload`. `layers` steps the variables of BERT-base, and
-`compression` steps four variables of 25 million parameters on one replica. The
-memory of a contender is the peak in its steps, minus the memory before the
-contender was created.
+`compression` steps four variables of 25 million parameters each, on one
+replica. The memory of a contender is the peak from its creation to the end of
+its second step, minus the memory before its creation.
 """
 
 import collections
@@ -45,7 +45,7 @@ LIMIT = 8 << 30
 NARROW = 4096
 # Shorter breaks would not be visible in a plot.
 BREAK_MS = 0.02
-# The name of a call of an XLA kernel, in a trace of the host.
+# The name of a call to an XLA kernel, in a trace of the host.
 HOST_STEP = "CpuExecutable::ExecuteAsyncOnStream"
 
 
@@ -222,7 +222,7 @@ def kind_of(plane: str, line: str, event: str) -> str | None:
 
 
 def traced(step: Step) -> dict[str, list[list[float]]]:
-    """Return when each kind works: pairs (start, end) in ms, from the first."""
+    """Return when each kind works: (start, end) in ms since the first start."""
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
             timed(step)

@@ -12,7 +12,7 @@ import tables
 
 import tf_optimizers as tfo
 
-SHARED = 2048  # Its square is the total number of parameters.
+SHARED = 2048  # In "variables, ...", all variables together have SHARED**2.
 MODELS = {
     f"variables, {count**2}": count**2 * [(SHARED // count, SHARED // count)]
     for count in (1, 4, 8, 16)

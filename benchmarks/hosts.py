@@ -4,10 +4,10 @@
     host 1 ── link ─┼─ switch
     host 2 ── link ─┘
 
-A host is a network namespace with one process. Its link is a pair of virtual
-interfaces; both ends send at most at the link's rate (`tc tbf`). This needs
-Linux, root and iproute2. The context manager `network` removes everything when
-it ends.
+A host is a network namespace with one process per group. Its link is a pair of
+virtual interfaces; both ends send at most at the link's rate (`tc tbf`). This
+needs Linux, root and iproute2. The context manager `network` removes everything
+when it ends.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ LINKS = {
     "10 Gbit/s": ("10gbit", "4mb"),
 }
 INTERFACE = "eth0"
-# Counts all bytes from a namespace, with packet headers.
+# Counts all bytes that a namespace has sent, with packet headers.
 COUNTER = pathlib.Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
 PORT = 2222
 
 
 def run(*command: str) -> None:
-    """Run a shell command; raise an error with its output if it fails."""
+    """Run a command; if it fails, raise an error with its error output."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
@@ -71,7 +71,7 @@ class Network:
                 self.within(self.switch, *plug.split())
 
     def shape(self, link: str) -> None:
-        """Set the speed of every link, a key of `LINKS`."""
+        """Set the speed of every link; `link` is a key of `LINKS`."""
         rate, burst = LINKS[link]
         shaping = f"root tbf rate {rate} burst {burst} latency 50ms".split()
         replace = "tc qdisc replace dev".split()
@@ -104,12 +104,12 @@ def network(hosts: int) -> Iterator[Network]:
 
 
 class Group:
-    """One process of this script per host; all processes answer together.
+    """One process of a script per host; all processes answer together.
 
     Args:
         net: The network, with as many hosts as there are workers.
         port: A port that no other group uses.
-        arguments: Arguments of the script.
+        arguments: The script's path, and its arguments.
     """
 
     def __init__(self, net: Network, port: int, arguments: list[str]) -> None:

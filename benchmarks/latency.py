@@ -4,8 +4,8 @@
         [--round-trips 0 5 20 80] [--link "100 Mbit/s"] [--optimizer AdamW]
         [--width 1414] [--by-keras]
 
-`--quick` takes a few minutes: one round at 0 and 20 ms, without the custom
-loop, float16 and int4.
+`--quick` takes a few minutes: one round at 0 and 20 ms. Under our strategy, it
+measures only `fit`, without float16 and int4.
 
 Workers are processes of this machine and share its cores. Forwarders delay all
 bytes between them by half of a round trip; see far_hosts.py. Without a delay,
@@ -13,7 +13,8 @@ bytes take the same path, so the difference is due to the round trip alone:
 
     round trips per step = (ms with delay - ms without) / ms of the round trip
 
-All contenders run at the same time and take turns, in rounds, at every delay.
+The processes of all contenders run at the same time. Contenders take turns, in
+rounds, at every delay.
 Times are the first worker's, from the end of one step to the end of the next.
 The model has two square layers of `--width`.
 `--link` limits the rate, too, which needs root; see hosts.py.
@@ -52,7 +53,7 @@ ROUNDS = 3
 SECONDS_PER_TURN = 2.0
 FEWEST_STEPS, MOST_STEPS = 3, 24
 LOCAL_STEPS = (8, 16)
-MOST_IN_ROUNDS = 32  # `MOST_STEPS`, rounded up to whole rounds.
+MOST_IN_ROUNDS = 32  # `MOST_STEPS`, rounded up to whole rounds of any length.
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -147,7 +148,7 @@ class Training:
         self.models: dict[str, keras.Model] = {}
         self.loops: dict[str, CustomLoop] = {}
         rng = np.random.default_rng(0)
-        # Neither the first step nor the last is timed.
+        # The first step is not timed, and the last batch is not used.
         rows = BATCH * (MOST_IN_ROUNDS + 2)
         x = rng.standard_normal((rows, width), "float32")
         y = rng.integers(0, CLASSES, rows)
@@ -164,7 +165,7 @@ class Training:
         self.measure(contender, 1)
 
     def measure(self, contender: str, steps: int) -> list[float]:
-        """Return the milliseconds of each step."""
+        """Return the milliseconds of each step; with rounds, of their means."""
         clock, data = Clock(), self.data.take(steps + 1)
         fit = functools.partial(
             self.models[contender].fit, data, shuffle=False, verbose=0
@@ -301,7 +302,7 @@ def parse() -> argparse.Namespace:
         "--contenders",
         nargs="+",
         choices=CONTENDERS,
-        help="default: all of the optimizer",
+        help="default: all contenders of `--optimizer`",
     )
     parser.add_argument("--optimizer", choices=FAMILIES, default="momentum")
     parser.add_argument("--link", choices=hosts.LINKS)

@@ -15,6 +15,9 @@ def run(script: str, workers: int, *arguments: str) -> Any:
         script: The script's path. It writes JSON to the path after `--output`.
         workers: Number of processes.
         *arguments: Arguments of the script.
+
+    Raises:
+        RuntimeError: If a worker fails; the message is the workers' output.
     """
     launch = ["-m", "tf_optimizers.launch", "--workers", str(workers)]
     with tempfile.TemporaryDirectory() as folder:

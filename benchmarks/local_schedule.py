@@ -4,11 +4,11 @@
 
 A candidate sends a given number of times fewer bytes than a run that exchanges
 dense float32 gradients in every step. Its sparsity follows from this number.
-First, short runs with one seed compare all candidates on the text. Long runs
+First, short runs with one seed compare all candidates on the text. Longer runs
 then compare the best candidate with the inner optimizer alone ("dense"), with
 more and fewer bytes, and with the stages that `for_steps` sets for gradients.
 The inner optimizer is AdamW; the best candidate also trains with Muon.
-Runs of ten times as many steps have their own models. `local_simulation.py`
+Models named "long" have runs of ten times as many steps. `local_simulation.py`
 trains; learning rates are chosen as in study.py.
 
 Here, even the smallest variables are compressed. Bytes are those of one large
@@ -133,7 +133,8 @@ def times_fewer(arguments: dict[str, Any], steps: int) -> float:
 def stages_of_dgc(steps: int, sync_every: int) -> dict[str, Any]:
     """Return stages as `for_steps` sets them without local steps.
 
-    A stage is left out if the rounds of a run could not send every entry twice.
+    A stage is left out if the rounds of a run would send each entry fewer than
+    two times, on average.
     """
     rounds = steps // sync_every
     sparsities = tuple(each for each in RECOMMENDED if rounds * (1 - each) >= 2)
@@ -193,7 +194,10 @@ LONG_COMPARED = (
 
 
 class Model(NamedTuple):
-    """A task, workers that share a batch, steps, and the inner optimizer."""
+    """A task, a number of workers and of steps, and the inner optimizer.
+
+    The workers share each batch.
+    """
 
     task: Task
     workers: int = 2
@@ -225,7 +229,7 @@ MODELS = {
     for name, task in (("text", TEXT), ("code", CODE))
     for workers in (2, 4)
 }
-# These train only with the best candidate.
+# These train only with the best candidate, and dense.
 OTHERS = {
     **{f"digits, {n} workers": Model(DIGITS, n) for n in (2, 4, 8)},
     "text, 8 workers": Model(TEXT, 8),
@@ -280,7 +284,8 @@ class Bench:
 
         Args:
             name: The name of the schedule in the file.
-            arguments: Arguments of `tfo.SparseLoCo`; None for AdamW alone.
+            arguments: Arguments of `tfo.SparseLoCo`; None for the inner
+                optimizer alone.
             steps: The number of steps of the run.
             seed: The seed of weights and batches.
         """
@@ -307,7 +312,7 @@ class Bench:
             initial_weights(self._task, [seed])[seed],
             list(islice(self._task.batches(seed), steps)),
             rate,
-            # One worker exchanges nothing, so the length of rounds is free.
+            # One worker exchanges nothing, so rounds may have any length.
             **arguments or {"sync_every": max(ROUNDS)},
         )
         data = self._task.data
@@ -320,7 +325,7 @@ class Bench:
 
 
 def search(bench: Bench) -> None:
-    """Train all candidates with one seed, in a short run."""
+    """Train dense and with all candidates, with one seed, in short runs."""
     bench.train(DENSE, None, *SEARCH)
     for each in candidates():
         bench.train(each.name, each.arguments(SEARCH[0]), *SEARCH)
@@ -366,7 +371,7 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
 
 
 def compare_best(bench: Bench, seeds: int) -> None:
-    """Train with the best candidate, and dense."""
+    """Train dense, and with the best candidate."""
     for seed in range(seeds):
         bench.train(DENSE, None, STEPS, seed)
         bench.train(BEST(8).name, BEST(8).arguments(STEPS), STEPS, seed)

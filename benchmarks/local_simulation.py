@@ -1,9 +1,9 @@
 """Simulates workers that take local steps of AdamW or Muon, in one process.
 
-Up to rounding, it computes the same weights as several workers with
+Up to rounding, the simulation computes the same weights as several workers with
 `tfo.SparseLoCo(make_inner(...), sync_every=...)`, in a fraction of the time:
-the steps of a round are one graph, which all settings share. A test compares
-the two.
+the steps of a round are one graph, which is compiled only once for each
+`sync_every`. A test compares the two.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ class Simulation:
     """Trains a network on several workers, which share each batch.
 
     Args:
-        model: The network, which returns logits. It keeps its weights until
-            `evaluate`.
+        model: The network, which returns logits. It gets the trained weights
+            at the end of `train`.
         workers: int >= 1.
         inner: `ADAMW` or `MUON`.
     """
@@ -135,7 +135,9 @@ class Simulation:
         x: tf.Tensor,
         y: tf.Tensor,
     ) -> tuple[Tensors, Tensors, Tensors]:
-        """Take the steps of a round; the first axis of tensors is the worker.
+        """Take the steps of a round; return weights and state of all workers.
+
+        The first axis of weights and state is the worker.
 
         Args:
             common: The common weights, repeated for each worker. The first
@@ -253,7 +255,9 @@ class Exchange:
         own: Tensors,
         step: int,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the common weights after a round, and all workers' weights.
+        """Return the common weights after a round, and where workers go on.
+
+        With `step_ahead`, workers begin the next round at other weights.
 
         Args:
             start: The common weights before the round.
@@ -290,7 +294,7 @@ class Exchange:
         ]
 
     def _send(self, sparsity: float) -> list[np.ndarray]:
-        """Return the sum of the largest entries; remove the sent entries."""
+        """Return the sum of the largest entries; subtract the sent values."""
         positions, values = [], []
         for residual in self._residuals:
             count = sent_count(residual.shape[1], sparsity)

@@ -2,11 +2,11 @@
 
     python benchmarks/local_work.py [--models "20 M in 1"] [--rounds 15]
 
-There is one replica, and no exchange. A step of `DGCMomentum` clips,
-accumulates, selects 0.1 %, masks the selected entries, and subtracts them from
-the weights. `SparseLoCo` first steps with its inner optimizer, and selects from
-the change of the weights. All contenders take turns in one process, as in
-step_time.py, with the same yardstick.
+There is one replica, and no exchange. A step of `DGCMomentum` accumulates,
+selects 0.1 %, masks the selected entries, and subtracts them from the weights.
+With `clipnorm`, it first clips. `SparseLoCo` first steps with its inner
+optimizer, and selects from the change of the weights. All contenders take turns
+in one process, as in step_time.py, with the same yardstick.
 """
 
 import warnings

@@ -7,8 +7,8 @@ See study.py. Variants with several local steps have neither warm-up nor
 cool-down. With H steps per exchange, they send H thousandths of the entries, as
 many per step as 99.9 % does; plain averaging and DiLoCo send all entries. In
 the long run, DiLoCo's outer momentum multiplies pseudo-gradients by
-OUTER_RATE / (1 - OUTER_MOMENTUM), so it is also trained at fractions of the
-rate.
+OUTER_RATE / (1 - OUTER_MOMENTUM), so DiLoCo is trained only at fractions of the
+learning rate.
 """
 
 from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ class DiLoCo(tfo.SparseLoCo):
 def from_75(
     workers: int, make: Make, factor: float = 1.0, **kwargs: Any
 ) -> Variant:
-    """Return a variant with all stages of the paper, at `factor` x rate."""
+    """Return a variant with `papers_stages`, at `factor` x learning rate."""
     return Variant(
         workers,
         lambda rate, steps: tfo.SparseLoCo(
@@ -176,7 +176,7 @@ def with_higher_rates(make: Make) -> dict[str, Variant]:
     """Return `variants`, and variants with higher learning rates.
 
     The length of a step of a layerwise optimizer does not depend on noise, so
-    the mean of N steps may be shorter by the root of N.
+    the mean of the steps of N workers may be shorter by the root of N.
     """
     two, four = 2**0.5, 2.0
     return variants(make) | {

@@ -7,12 +7,13 @@ else. As in latency.py, workers may be far from each other. Each worker sends a
 message to every other worker, all at the same time. Since workers share the
 cores of this machine, the processor time of a gather is read from the clock of
 the process, which counts only its own work. The time of a message is fitted
-over all numbers of workers:
+over all numbers of workers and round trips:
 
     processor ms of a gather = fixed + message x (workers - 1)
 
-The milliseconds of a gather are the first worker's. Groups of enough workers
-also gather in two levels, as our strategy does with 64 replicas and more.
+The milliseconds of a gather are the first worker's. Its processor time is the
+mean over workers. Groups of four workers or more also gather in two levels, as
+our strategy does with 64 replicas and more.
 """
 
 import argparse

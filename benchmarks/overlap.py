@@ -4,9 +4,9 @@
         [--turns 3] [--width 1414] [--round-trip 200] [--link "100 Mbit/s"]
 
 Two workers train with `fit`, with and without `overlap`, over the link and
-without it, and take turns. A turn is one call of `fit`. Its result is the
-median time of a round on the first worker, over `--rounds` rounds after the
-first round. It does not include the exchange at the end of an epoch.
+without it. These four cases take turns. A turn is one call to `fit`. Its result
+is the median time of a round on the first worker, over `--rounds` rounds after
+the first round. The time does not include the exchange at the end of an epoch.
 
     exchange = time over the link - time without, both without `overlap`
     hidden   = 1 - (time over the link - time without) / exchange,

@@ -15,9 +15,9 @@ FOLDER = results.FOLDER.parents[1] / "docs" / "benchmarks"
 
 
 def panels(count: int, **kwargs: Any) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure of panels, in two columns if they are many.
+    """Return a figure of panels; four panels or more are in two columns.
 
-    On a phone, one column is as wide as the screen.
+    A figure of one column is readable on the screen of a phone.
     """
     columns = 1 if count < 4 else 2
     rows = -(-count // columns)

@@ -28,7 +28,7 @@ TRACED = {
     "host": "host: Adam",
     "MemcpyH2D": "updates to the GPU",
 }
-# What sharding changes, and its name in the results.
+# The quantities that sharding changes, and their names in the results.
 SHARDED = {
     "bytes of state": "state_bytes",
     "time of a step": "step_ms",

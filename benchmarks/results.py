@@ -25,9 +25,9 @@ def read(benchmark: str) -> dict[str, Any]:
 
 @functools.cache
 def commit(root: pathlib.Path = FOLDER.parents[1]) -> str | None:
-    """Return the commit of the measured code, with "+" if it was changed.
+    """Return the commit of the measured code, with "+" if files were changed.
 
-    None if the code is not in a Git repository.
+    Returns None if the code is not in a Git repository.
     """
 
     def git(*arguments: str) -> str:
@@ -74,7 +74,7 @@ def record(
 def options(
     script: str, description: str, models: Iterable[str] = (), **numbers: int
 ) -> argparse.ArgumentParser:
-    """Return the parser of a script's command line, which it may extend.
+    """Return the parser of a script's command line; the script may extend it.
 
     Args:
         script: The script's path; the file of results has the same name.

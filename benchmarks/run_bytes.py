@@ -2,8 +2,8 @@
 
     python benchmarks/run_bytes.py
 
-The bytes that each of two workers sends under our strategy, for one large
-variable, as `communication_summary` computes them. Nothing is trained.
+The results are the bytes that each of two workers sends under our strategy, for
+one large variable, as `communication_summary` computes them. No model trains.
 """
 
 import os
@@ -26,7 +26,7 @@ from tf_optimizers.compression.wire import Wire
 SIZE = 4_000_000
 MODEL = "4 M, 2 workers"
 STEPS = (160, 3268, 10_000, 100_000)
-ROUNDS = (8, 15, 30, 60)  # Local steps.
+ROUNDS = (8, 15, 30, 60)  # Local steps per exchange.
 
 
 def schedules(steps: int) -> dict[str, SparsitySchedule]:
@@ -48,7 +48,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
 def bytes_of(
     schedule: SparsitySchedule, steps: int, dtype: str, sync_every: int = 1
 ) -> int:
-    """Return the bytes of the variable that a worker sends in a run."""
+    """Return the bytes that a worker sends for the variable in a run."""
     wire = Wire(2, dtype, is_packed=True)
     sizes = []
     for sparsity in schedule.stages:
@@ -65,7 +65,7 @@ def bytes_of(
 
 
 def local_steps(steps: int, sync_every: int) -> dict:
-    """Return the bytes of a run with local steps, as `for_steps` sets it."""
+    """Return a run with local steps, set by `for_steps`, and its bytes."""
     settings = recommended_updates(steps, sync_every)
     dtype = settings["value_dtype"]
     stages = {

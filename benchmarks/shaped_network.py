@@ -5,10 +5,10 @@
 
 Hosts are network namespaces of this machine (see hosts.py), and share its
 cores: "no exchange" is the time in which all hosts compute in parallel, without
-messages. All contenders of a model run at the same time and take turns on every
-link, in rounds. Times are the first host's. Bytes are the mean of the bytes
-that the hosts' interfaces send. A large packet, which the kernel would split
-before a real wire, counts with one header.
+messages. The processes of all contenders of a model run at the same time.
+Contenders take turns on every link, in rounds. Times are the first host's.
+Bytes are the mean of the bytes that the hosts' interfaces send. A large packet,
+which the kernel would split before a real wire, counts with one header.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
 
-# Widths of a stack of square layers without biases.
+# Depth and width of a stack of square layers without biases.
 MODELS = {"4 M": (2, 1414), "20 M": (2, 3162)}
 RATE, MOMENTUM = 1e-3, 0.9
 
@@ -58,7 +58,7 @@ class Momentum:
     def apply(
         self, gradients: Sequence[tf.Tensor], variables: Sequence
     ) -> None:
-        """Sum gradients over hosts, as a custom loop would, and step."""
+        """Sum gradients over hosts, unless `dtype` is None, and step."""
         context = tf.distribute.get_replica_context()
         if self.dtype:
             gradients = context.all_reduce(
@@ -171,7 +171,7 @@ class HostSteps:
             step()
 
     def measure(self, contender: str, steps: int) -> dict:
-        """Return the time of each step, and the bytes per step."""
+        """Return the time of each step, and the bytes of all steps."""
         before, times = hosts.sent(), []
         for _ in range(steps):
             start = time.perf_counter()
@@ -205,7 +205,7 @@ def compare(
 def compare_on(
     net: hosts.Network, link: str, asked: dict[str, hosts.Group], title: str
 ) -> dict:
-    """Let all contenders take turns on one link."""
+    """Let all contenders take turns on one link; return their results."""
     net.shape(link)
     results = {}
     for name, workers in asked.items():
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--family", choices=FAMILIES, default="momentum")
     parser.add_argument(
-        "--contenders", nargs="+", choices=ALL, help="all of the family"
+        "--contenders", nargs="+", choices=ALL, help="default: the family"
     )
     parser.add_argument(
         "--links", nargs="+", choices=hosts.LINKS, default=list(hosts.LINKS)

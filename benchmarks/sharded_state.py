@@ -6,11 +6,12 @@
 gradients, in separate processes, one contender after another: on 1, 2 and 4
 workers joined by loopback, and on 2 and 4 logical devices of one process, under
 `MirroredStrategy`. Times are the first worker's. The state is that of the
-fullest replica, by `memory_summary()`. Resident memory is the growth of the
-first worker, with all its devices. It is measured twice: once the optimizer is
-built, which adds the state, and after two steps, which add all other memory
-that steps need, since TensorFlow keeps this memory. Bytes are the kernel's
-count of the bytes that a worker's TCP sockets send in a step.
+fullest replica; `ShardedState` reports it in `memory_summary()`. Resident
+memory is the growth of the first worker, with all its devices. It is measured
+twice. The first measurement follows `build`, which adds the state. The second
+follows two steps, which add all other memory that steps need, since TensorFlow
+keeps this memory. Bytes are the kernel's count of the bytes that the first
+worker's TCP sockets send in a step.
 
 If PyTorch is installed (`pip install torch`), its `ZeroRedundancyOptimizer` is
 measured, too; see zero_redundancy.py.
@@ -71,7 +72,7 @@ LAYOUTS = {
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, without free memory."""
+    """Return the resident memory of this process, without freed memory."""
     ctypes.CDLL(None).malloc_trim(0)
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -167,7 +168,8 @@ def work(
         used = tfo.ShardedState(inner) if is_sharded else inner
         used.build(weights)
     if layout.workers > 1:
-        # Wait: the first worker may still be sending initial values.
+        # Wait: the first worker may still be sending initial values, which
+        # would count as memory.
         mean(strategy, 0.0)
     built = resident_bytes() - before
     step = make_step(strategy, used, weights, gradients)
@@ -182,7 +184,7 @@ def work(
 
 
 def peers(layout: Layout) -> list[str]:
-    """Return the other contenders that can run on several workers."""
+    """Return PyTorch's contenders; none on one worker or without PyTorch."""
     if layout.workers == 1:
         return []
     if importlib.util.find_spec("torch") is None:

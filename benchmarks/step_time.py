@@ -8,7 +8,7 @@ writes 28 bytes per parameter and computes next to nothing. All contenders
 update the same weights, each with its own state.
 
 All times go into a JSON file; medians and ratios are printed. `--models`
-measures only some of the lists, and keeps the file's other results.
+measures only some lists of shapes, and keeps the file's other results.
 """
 
 import os

@@ -35,7 +35,10 @@ WEIGHTS = list[list]
 
 
 class Variant(NamedTuple):
-    """A number of workers, and a factory that takes a schedule and steps."""
+    """A number of workers, and an optimizer's factory.
+
+    The factory takes a schedule of the learning rate, and the number of steps.
+    """
 
     workers: int
     make_optimizer: Callable
@@ -135,7 +138,7 @@ class Study:
 
 
 def work(study: Study, variant: str, seeds: int) -> None:
-    """Train one variant with all missing seeds."""
+    """Train one variant with all missing seeds; with dense, tune the rate."""
     task = TASKS[study.family.task]
     workers, make_optimizer, _ = study.family.variants[variant]
     strategy = make_strategy(workers)

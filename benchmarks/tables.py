@@ -28,8 +28,8 @@ PLACES = "none", "link"  # In results of `overlap`.
 def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
     """Return a title, and a table of rows of cells.
 
-    Columns without a heading hold names, and are aligned to the left; the
-    others hold figures.
+    Columns without a heading are aligned to the left, and other columns to the
+    right.
     """
     names = header.strip("|").split("|")
     rule = ["---:" if name.strip() else "---" for name in names]
@@ -258,7 +258,7 @@ def latency(name: str, result: dict) -> str:
 
 
 def overlap(name: str, result: dict) -> str:
-    """Return the times of a round, and the share of the exchange hidden."""
+    """Return the times of a round, and how much of the exchange is hidden."""
     hidden = result["hidden"]
     middle, *ends = (f(hidden) for f in (statistics.median, min, max))
     shares = {"overlaps": f"{middle:.0%} ({ends[0]:.0%} to {ends[1]:.0%})"}
@@ -350,7 +350,7 @@ def local_schedule(name: str, result: dict) -> str:
 
 
 def against_dense(runs: list[dict], dense: list[dict]) -> list[str]:
-    """Return cells of each metric: its mean, and its interval minus dense."""
+    """Return cells of each metric: its mean, and its difference from dense."""
     cells = []
     for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
         values = [scale * run["test"][metric] for run in runs]
@@ -392,7 +392,7 @@ def run_bytes(name: str, result: dict) -> str:
 
 
 def interval(values: list[float], digits: int) -> str:
-    """Return a cell with the mean and its 95 % confidence interval."""
+    """Return a cell with mean and 95 % interval, or the only value."""
     if len(values) < 2:
         return f"{values[0]:+.{digits}f}"
     mean, low, high = (f"{x:+.{digits}f}" for x in mean_and_interval(values))
@@ -400,7 +400,7 @@ def interval(values: list[float], digits: int) -> str:
 
 
 def mean_and_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return mean, and its 95 % confidence interval (Student's t)."""
+    """Return the mean and its 95 % confidence interval (Student's t)."""
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     return float(np.mean(values)), low, high
 

@@ -91,7 +91,7 @@ def make_convolutional() -> keras.Model:
 
 
 def make_dense() -> keras.Model:
-    """Return the demo's network of 1.5 M parameters, with random weights."""
+    """Return the demo's network of 2.2 M parameters, with random weights."""
     return build_model(np.random.randint(1 << 16), DEMO.hidden_units)
 
 

@@ -5,9 +5,8 @@
 Two hosts train the digits of accuracy.py, with dense momentum SGD under
 TensorFlow's strategy and with DGC under ours. Both use the learning rate that
 accuracy.py has found. Hosts are those of shaped_network.py or, with a round
-trip, of far_hosts.py.
-Only training steps are timed; accuracy is measured on the validation split
-after every epoch.
+trip, of far_hosts.py. Only training steps are timed; accuracy is measured on
+the validation split after every epoch.
 """
 
 import argparse

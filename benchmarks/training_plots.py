@@ -33,7 +33,7 @@ CURVES = {
 
 
 def local_schedule(document: dict) -> None:
-    """Draw the loss minus dense by number of workers, a panel per task."""
+    """Draw the loss minus that of dense by workers, a panel per task."""
     figure, axes = panels(3, sharex=True, sharey=True)
     for axis, task in zip(axes, ("text", "code", "digits"), strict=True):
         for number, (label, (steps, schedule)) in enumerate(LOCAL.items()):

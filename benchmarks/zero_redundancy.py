@@ -1,7 +1,8 @@
 """One worker with PyTorch's `ZeroRedundancyOptimizer`, for sharded_state.py.
 
-As in `DistributedDataParallel`, gradients are in buckets of 25 MB, which gloo
-sums in place. The optimizer is PyTorch's fused AdamW.
+As in `DistributedDataParallel`, gradients are in buckets, which gloo sums in
+place. A bucket has at most 25 MB, or one larger gradient. The optimizer is
+PyTorch's fused AdamW.
 """
 
 import argparse
