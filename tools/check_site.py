@@ -3,8 +3,8 @@
     mkdocs build && python tools/check_site.py site
 
 MkDocs checks the links of pages. This tool checks the HTML: links, images and
-anchors, linked files of the repository, and text that should have become a
-list, a table, a title or code.
+anchors, linked files of the repository, titles without text below them, and
+text that should have become a list, a table, a title or code.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from urllib.parse import unquote, urldefrag
 
 import home
 
-# Markup that Markdown has left as text, and a label inside a paragraph, such as
-# "State: ", that docstring_markdown.py does not know.
+# Markup that Markdown has left as text, or a label such as "Memory: " at the
+# beginning of a line, if docstring_markdown.py does not know the label.
 LEFTOVER = re.compile(
     r":::|```|\*\*|\]\(|>>> |^\s*[-*|] |\.\n[A-Z]\w+( [a-z]+){0,2}: ", re.M
 )
@@ -132,7 +132,7 @@ def leads_somewhere(
 
 
 def main() -> None:
-    """Print problems, and fail if there are any."""
+    """Print problems; fail if there are any, or if there is no site."""
     site = pathlib.Path(sys.argv[1]).resolve()
     found = list(problems(site))
     for problem in found:

@@ -3,7 +3,8 @@
 Docstrings are written for `help()`: formulas are indented, and lines such as
 "State:" or "Differs from Keras:" begin a new paragraph. Markdown and Griffe's
 Google parser would turn formulas into quotes or sections, and would join such
-lines to the preceding text. Sections of arguments stay as they are.
+lines to the preceding text. Sections of arguments lose only their "Defaults
+to ...", which the signature shows.
 """
 
 import ast
@@ -31,7 +32,6 @@ KNOWN = ("Args", "Attributes", "Raises", "Returns", "Yields", "Example")
 # Sections of "name: text", which Griffe does not know.
 LISTS = ("Options", "Exit codes")
 SECTION = re.compile(rf"({'|'.join((*KNOWN, *LISTS, 'Reference'))}):$")
-# The signature also shows the default.
 DEFAULT = re.compile(r"\s+Defaults\s+to\s+`[^`]*`\.$", re.M)
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
@@ -68,7 +68,7 @@ def sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def section(title: str, lines: list[str]) -> Iterator[str]:
-    """Return one section as blocks of Markdown."""
+    """Yield one section as blocks of Markdown."""
     text = "\n".join(lines).strip("\n")
     if title in LISTS:
         yield f"**{title}:**"
@@ -84,14 +84,14 @@ def section(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def items(text: str) -> Iterator[str]:
-    """Return each "name: text" as an item of a list."""
+    """Yield each "name: text" as an item of a list."""
     for item in re.split(r"\n(?! )", text):
         name, _, meaning = item.partition(": ")
         yield f"- `{name}`: " + " ".join(meaning.split())
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Return paragraphs, with labels in bold, and fenced formulas."""
+    """Yield paragraphs, with labels in bold, and fenced formulas."""
     for lines in merged(re.split(r"\n\s*\n", text)):
         if lines.startswith(" "):
             yield fenced(textwrap.dedent(lines))

@@ -8,18 +8,20 @@ that they use, recursively:
 
 - a name that the function's module defines or imports: the function, the
   constant, or the attributes and `__init__` of the class;
-- `self.name`, `optimizer.name` and `super().name`: the method of the class, or
-  of its nearest base class that has this method. In a base class of the flow's
+- `self.name` and `super().name`: the method of the class, or of its nearest
+  base class that has this method. For `self.name` in a base class of the flow's
   optimizer, the search begins at the optimizer;
+- `optimizer.name` and `self._optimizer.name`: the method of the flow's
+  optimizer;
 - `other.name(...)`, or `other.name` if this is a property: the methods of this
   name in all classes that the function's module, or a constant in it, names.
   If `other` is an attribute of `self`, the search includes the modules of the
   base classes.
 
 Functions of `_compat` and `checks` count, but not the functions that they call,
-since these modules stand for TensorFlow, Keras and errors. Functions that are
-passed as arguments count only if the flow names them, since the code does not
-show which functions these are.
+since these modules stand for TensorFlow, Keras and errors. A call to a function
+that is an argument adds no lines, since the code does not show which function
+this is. The flow may name the function.
 
 Docstrings, comments, imports and blank lines do not count, and no line counts
 twice.

@@ -48,11 +48,12 @@ HABITS = {
         r"\b[Oo]f (?:(?:its|their|one's|our|your) own|ours|theirs|yours)\b"
     ),
 }
-# Documentation that programs read or write.
+# Code, comments and targets of links, which are not English.
 CODE = re.compile(
     r"^```.*?^```|^ {4}.*?$|``.+?``|`[^`]+`|<!--.*?-->|(?<=\])\([^()]*\)",
     re.M | re.S,
 )
+# Tables that benchmarks/tables.py writes.
 MEASURED = re.compile(
     r"<!-- \w+(?:: .+?)? -->\n(?:\n[^\n|<#]+\n)?\n(?:\|.*\n)+"
 )
@@ -105,7 +106,7 @@ def places(
     """Yield (habit, kind, file, words around it) for every match."""
     for path in paths:
         for kind, text in prose(path):
-            # Lines end anywhere in a paragraph.
+            # Join the lines: a match may continue on the next line.
             for paragraph in re.split(r"\n(?=\s*\n|\s*[-|#*])", text):
                 joined = " ".join(paragraph.split()).lstrip("-|#* ")
                 for habit, pattern in HABITS.items():
@@ -120,7 +121,7 @@ def main() -> None:
     """Print the table, and the places of one habit if asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=ROOT)
-    parser.add_argument("--list", choices=HABITS, help="print its places")
+    parser.add_argument("--list", choices=HABITS, help="print every place")
     options = parser.parse_args()
     found = list(places(files(options.root)))
     kinds = ("docs", "docstrings", "comments", "strings")
