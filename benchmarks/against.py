@@ -3,12 +3,12 @@
     python benchmarks/against.py FOLDER [--starts 8] [--rounds 12] [--steps 24]
         [--width 64] [--round-trip 0] [--contenders "dense, fit" ...]
 
-Two workers with the package of this checkout and two with the package in FOLDER
-run at the same time, and take turns of a few steps. Each turn gives a ratio:
-the median step time of this checkout, divided by that of FOLDER. Processes
-differ in speed from start to start, so all workers are started several times.
-Each start gives the median of its ratios. The result is the mean over starts,
-with a 95 % confidence interval by Student's t.
+Two workers use the package of this checkout, and two use the package in FOLDER.
+The two groups take turns of a few steps. Each pair of turns gives a ratio: the
+median step time of this checkout, divided by that of FOLDER. Processes differ
+in speed from start to start, so all workers are started several times. Each
+start gives the median of its ratios. The result is the mean over starts, with a
+95 % confidence interval by Student's t.
 """
 
 import argparse

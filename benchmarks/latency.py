@@ -14,13 +14,12 @@ bytes take the same path, so the difference is due to the round trip alone:
     round trips per step = (ms with delay - ms without) / ms of the round trip
 
 The processes of all contenders run at the same time. Contenders take turns, in
-rounds, at every delay.
-Times are the first worker's, from the end of one step to the end of the next.
-The model has two square layers of `--width`.
-`--link` limits the rate, too, which needs root; see hosts.py.
-With local steps, a time is the mean over the steps of a round. With one step
-per epoch, times include the work after an epoch. `--by-keras` adds the version
-of Keras to the names of contenders, and keeps the results of other versions.
+rounds, at every delay. Times are the first worker's, from the end of one step
+to the end of the next. The model has two square layers of `--width`. `--link`
+limits the rate, too, which needs root; see hosts.py. With local steps, a time
+is the mean over the steps of a round. With one step per epoch, times include
+the work after an epoch. `--by-keras` adds the version of Keras to the names of
+contenders, and keeps the results of other versions.
 """
 
 import argparse
@@ -165,7 +164,7 @@ class Training:
         self.measure(contender, 1)
 
     def measure(self, contender: str, steps: int) -> list[float]:
-        """Return the milliseconds of each step; with rounds, of their means."""
+        """Return the ms of each step; with local steps, each round's mean."""
         clock, data = Clock(), self.data.take(steps + 1)
         fit = functools.partial(
             self.models[contender].fit, data, shuffle=False, verbose=0

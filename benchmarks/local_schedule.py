@@ -113,7 +113,7 @@ class Candidate(NamedTuple):
         return stages | {
             "rampup_step": 2,
             "rampdown_begin_step": steps - steps // QUARTER,
-            "rampdown_step": steps,  # The run ends in its first stage.
+            "rampdown_step": steps,  # Its first stage lasts to the end.
         }
 
 

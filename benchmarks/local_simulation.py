@@ -255,9 +255,9 @@ class Exchange:
         own: Tensors,
         step: int,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the common weights after a round, and where workers go on.
+        """Return the common weights after a round, and all workers' weights.
 
-        With `step_ahead`, workers begin the next round at other weights.
+        With `step_ahead`, workers begin the next round at their own weights.
 
         Args:
             start: The common weights before the round.

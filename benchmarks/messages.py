@@ -6,8 +6,8 @@ Workers gather the entries of a step, 4,000 of 4 M parameters, and do nothing
 else. As in latency.py, workers may be far from each other. Each worker sends a
 message to every other worker, all at the same time. Since workers share the
 cores of this machine, the processor time of a gather is read from the clock of
-the process, which counts only its own work. The time of a message is fitted
-over all numbers of workers and round trips:
+the process, which counts only its own work. The time of a message is fitted to
+the gathers in one level, over all numbers of workers and round trips:
 
     processor ms of a gather = fixed + message x (workers - 1)
 
