@@ -165,7 +165,7 @@ def _optimizers(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pairs(result: dict[str, Any]) -> list[tuple[dict, dict]]:
-    """Return each compressed optimizer, after its dense counterpart."""
+    """Return pairs: a dense optimizer, and a compressed counterpart."""
     return [
         (group["optimizers"][0], sparse)
         for group in result["groups"]
@@ -179,7 +179,10 @@ def _modeled(result: dict[str, Any]) -> list[Link]:
 
 
 def _other_links(result: dict[str, Any]) -> list[str]:
-    """Return paragraphs with the modeled times for other links, if any."""
+    """Return paragraphs with modeled times for other links.
+
+    There are none if a number of round trips could not be fitted.
+    """
     every = _optimizers(result)
     if any("round_trips" not in row for row in every):
         return []
