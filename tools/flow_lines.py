@@ -108,7 +108,7 @@ class Reader:
 
         Args:
             starts: The functions that a flow names.
-            owner: The class of its optimizer.
+            owner: The class of the flow's optimizer.
         """
         self._family = self._classes_below(owner)
         lines: set[Place] = set()
@@ -148,7 +148,7 @@ class Reader:
         return {part.name: part for part in body if isinstance(part, Function)}
 
     def _resolve(self, path: str, name: str) -> Place | None:
-        """Return the place in the package that a module's name refers to."""
+        """Return the place in the package to which a name in a file refers."""
         module = self.module(path)
         if name in module.defined:
             return path, name

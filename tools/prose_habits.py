@@ -2,9 +2,9 @@
 
     python tools/prose_habits.py [--list HABIT]
 
-Prints a table: a row for each habit, a column for docs, docstrings, comments
-and strings. With `--list`, also prints every place of one habit. A count need
-not be 0: for example, "what" may begin a question.
+Prints a table with a row for each habit, and with columns for docs, docstrings,
+comments and strings. With `--list`, also prints every place of one habit. A
+count need not be 0: for example, "what" may begin a question.
 """
 
 import argparse
