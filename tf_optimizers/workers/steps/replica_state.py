@@ -4,20 +4,20 @@ A function that replaces a function of Keras gets only Keras's arguments. The
 code that runs a replica passes everything else through this state. Each local
 replica runs in its own thread, with its own values.
 
-    field          set by                       read by
-    share          model_steps                  step_hooks, uneven_batches, share
-    rows           model_steps                  step_hooks, share
-    is_keras       model_steps                  step_hooks, uneven_batches
-    is_training    model_steps                  step_hooks
-    weights        model_steps                  step_hooks
-    scaled         model_steps, step_hooks      step_hooks
-    updated        model_steps, step_hooks      model_steps
-    vectors        model_steps, share           model_steps
-    results        model_steps, metric_results  model_steps, metric_results
-    note_metric    model_steps                  step_hooks
-    is_applying    step_hooks                   step_hooks
-    is_assigning   step_hooks                   strategy
-    loop           share                        uneven_batches
+    field         set by                       read by
+    share         model_steps                  step_hooks, uneven_batches, share
+    rows          model_steps                  step_hooks, share
+    is_keras      model_steps                  step_hooks, uneven_batches
+    is_training   model_steps                  step_hooks
+    weights       model_steps                  step_hooks
+    scaled        model_steps, step_hooks      step_hooks
+    updated       model_steps, step_hooks      model_steps
+    vectors       model_steps, share           model_steps
+    results       model_steps, metric_results  model_steps, metric_results
+    note_metric   model_steps                  step_hooks
+    is_applying   step_hooks                   step_hooks
+    is_assigning  step_hooks                   strategy
+    loop          share                        uneven_batches
 """
 
 import contextlib
