@@ -32,10 +32,11 @@ class ChiefOnly(keras.callbacks.Callback):
             tfo.callbacks.ChiefOnly(keras.callbacks.ProgbarLogger()),
         ])
 
-    The callback gets the logs of all workers, and may read weights. Actions
-    that need all workers raise an error: evaluating, predicting, stopping the
-    training, or reading state that differs between replicas. For example, a
-    wrapped `ModelCheckpoint` cannot save u and v of `DGCMomentum`.
+    The callback gets logs that cover all workers, and may read weights. With
+    several workers, actions that need all of them raise an error: evaluating,
+    predicting, stopping the training, or reading state that differs between
+    replicas. For example, a wrapped `ModelCheckpoint` cannot save u and v of
+    `DGCMomentum`.
 
     If the callback's constructor starts a run, pass a function that returns the
     callback:
@@ -51,11 +52,13 @@ class ChiefOnly(keras.callbacks.Callback):
 
     Args:
         callback: `keras.callbacks.Callback`, or a function that returns a
-            callback. The function is called on the chief when `fit` begins.
+            callback. The function is called once, on the chief, when the first
+            `fit`, `evaluate` or `predict` begins.
 
     Raises:
         TypeError: If `callback`, or its result, is not a callback.
-        RuntimeError: In `fit`, if the callback needs other workers.
+        RuntimeError: In `fit`, `evaluate` or `predict`, if the callback needs
+            other workers.
 
     Example:
         >>> import keras
@@ -76,8 +79,9 @@ class ChiefOnly(keras.callbacks.Callback):
         for name in _HOOKS:
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
-            # Set only the hooks that the callback overrides. If no callback
-            # overrides a batch hook, Keras may run all callbacks in a thread.
+            # Set only the hooks that the callback overrides, or all hooks if
+            # the callback does not exist yet. If no callback overrides a batch
+            # hook, Keras may run all callbacks in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":
@@ -85,7 +89,7 @@ class ChiefOnly(keras.callbacks.Callback):
                 setattr(self, name, call)
 
     def set_model(self, model: keras.Model) -> None:
-        """Pass the model to the callback, on the chief."""
+        """Create the callback if needed, and pass the model, on the chief."""
         super().set_model(model)
         self._group = replicas_of(model.distribute_strategy)
         with _keeping_generators():
@@ -118,7 +122,7 @@ class ChiefOnly(keras.callbacks.Callback):
 
     def _stops(self) -> list[str]:
         """Return the attributes in `_STOPS` that are true in the model."""
-        # An attribute is missing until `fit`, `evaluate` or `predict` has run.
+        # An attribute may be missing before `fit`, `evaluate` or `predict`.
         return [name for name in _STOPS if getattr(self.model, name, False)]
 
 

@@ -33,15 +33,16 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 class Monitor(keras.callbacks.Callback):
-    """Measures every `every`-th step, and adds the results to `fit`'s logs.
+    """Measures steps at intervals, and adds the results to `fit`'s logs.
 
     The progress bar and the history show the results until the next
     measurement. With a `log_dir`, TensorBoard shows the results and more
     details, by optimizer step. All workers measure the same steps, and the
     first worker writes to TensorBoard.
 
-    Subclasses list the `optimizers` that they measure, implement `before_step`
-    and `after_step`, and document the arguments and errors.
+    Subclasses list the `optimizers` that they measure, and document the
+    arguments and errors. They implement `after_step` and, if a measurement
+    needs them, `before_step`, `compute` and `is_ready`.
     """
 
     optimizers: tuple[type, ...]
@@ -85,7 +86,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def compute(self, before: Any) -> Any:
-        """Return the measured tensors, given the result of `before_step`.
+        """Return the measured tensors, given values from `before_step`.
 
         `self._measure` runs this method as a `tf.function`.
         """
@@ -96,7 +97,7 @@ class Monitor(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Check that the monitor can measure the model."""
+        """Check that the monitor can measure the model, and reset it."""
         name = type(self).__name__
         if not isinstance(self.optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
@@ -126,9 +127,10 @@ class Monitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begin a measurement every `every` batches, or soon after.
+        """Begin a measurement every `every` batches, or as soon as possible.
 
-        For example, `SparseLoCo` can be measured only between rounds.
+        For example, a measurement of `SparseLoCo` can begin only between
+        rounds.
         """
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
@@ -137,13 +139,16 @@ class Monitor(keras.callbacks.Callback):
             self._is_due = False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """End the measurement, unless the batch only accumulated gradients."""
+        """End a pending measurement if possible; add the results to `logs`.
+
+        The measurement goes on if the batch has only accumulated gradients.
+        """
         self._end_step(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the latest results to the history."""
-        # With local steps of `SparseLoCo`, a measurement may end only here,
-        # after replicas have synchronized their weights.
+        # With local steps of `SparseLoCo`, some measurements cannot end before
+        # this point, where replicas have synchronized their weights.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
@@ -183,12 +188,12 @@ class OffloadMonitor(Monitor):
     """Shows how many bytes `AdamOffload` keeps on devices and on the host.
 
     The monitor adds `device_bytes` and `host_bytes` to the logs: the bytes of
-    this worker's weights and optimizer state in each place. TensorBoard also
-    gets the bytes of each part: weights, state and master weights. See
+    this worker's weights, optimizer state and master weights in each place.
+    TensorBoard also gets the bytes of each of these parts. See
     `AdamOffload.memory_summary`.
 
     Args:
-        every: int >= 1. Steps from one measurement to the next.
+        every: int >= 1. Batches from one measurement to the next.
             Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
@@ -209,7 +214,7 @@ class OffloadMonitor(Monitor):
     optimizers = (AdamOffload,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the bytes on devices and on the host, in total and by kind."""
+        """Return the bytes on devices and on the host, in total and by part."""
         devices = self.optimizer.memory_summary()["AdamOffload"]
         figures = {
             f"{device}_bytes": sum(parts.values())
@@ -237,7 +242,7 @@ class ShardingMonitor(Monitor):
     `ShardedState.memory_summary`.
 
     Args:
-        every: int >= 1. Steps from one measurement to the next.
+        every: int >= 1. Batches from one measurement to the next.
             Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
@@ -258,7 +263,7 @@ class ShardingMonitor(Monitor):
     optimizers = (ShardedState,)
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
-        """Return the largest number of bytes on a replica, and all numbers."""
+        """Return the values for the logs, and the bytes on each replica."""
         summary = self.optimizer.memory_summary()
         held = [owned + summary["shared"] for owned in summary["owned"]]
         most = max(held)
@@ -283,15 +288,15 @@ class CompressionMonitor(Monitor):
       residual before it is sent.
 
     The age is the L1 norm of all residuals, divided by the L1 norm of the sum
-    of sent entries. In a steady state, this quotient is the mean waiting time
-    (Little's law). If `SparseLoCo` takes several local steps, a measurement
-    covers a whole round.
+    of the entries sent per step. In a steady state, this quotient is the mean
+    waiting time (Little's law). If `SparseLoCo` takes several local steps, a
+    measurement covers a whole round.
 
     A measurement copies the compressed weights, and sums two numbers over all
     replicas.
 
     Args:
-        every: int >= 1. Steps from one measurement to the next.
+        every: int >= 1. Batches from one measurement to the next.
             Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
@@ -352,7 +357,7 @@ class CompressionMonitor(Monitor):
     def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v|, of v^2, and of |change of a weight|.
 
-        Here v is an entry of a residual, and the sums include all replicas.
+        Here v is an entry of a residual, and its sums include all replicas.
         `weights` holds the weights before the measured step.
         """
 
@@ -401,7 +406,7 @@ class TrustRatioMonitor(Monitor):
     A measurement copies the weights.
 
     Args:
-        every: int >= 1. Steps from one measurement to the next.
+        every: int >= 1. Batches from one measurement to the next.
             Defaults to `50`.
         log_dir: None, or the path of TensorBoard's log folder.
             Defaults to `None`.
@@ -447,9 +452,9 @@ class TrustRatioMonitor(Monitor):
         return figures, details
 
     def compute(self, before: list[tf.Tensor]) -> tf.Tensor:
-        """Return trust ratios, weight norms and update norms, [3, variables].
+        """Return trust ratios, weight norms and update norms.
 
-        There is a column for each variable.
+        The result has a row for each kind, and a column for each variable.
         """
         columns = [
             (

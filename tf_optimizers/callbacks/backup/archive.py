@@ -47,7 +47,7 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # Intact backups, newest first.
+        self._whole: list[int] = []  # Known intact, newest first.
         self._known: set[int] | None = None  # Backups seen so far.
         self._group = group
         self._local_replicas = group.count // group.workers
@@ -72,7 +72,8 @@ class Archive:
         """Write a backup, then delete the backups that it replaces.
 
         Args:
-            position: The epoch, the batch and the learning rates.
+            position: The epoch, the batch, the number of batches in an epoch,
+                and the learning rates.
         """
         values = self._state.values()
         check_finite(self._state, values, self._group)
@@ -114,7 +115,11 @@ class Archive:
             self._known.add(generation)
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the content of the run's newest intact backup, if any."""
+        """Return the content of the run's newest intact backup.
+
+        Returns None if there is no backup. Raises a RuntimeError if all backups
+        are damaged.
+        """
         (generations, *_) = self._together(self._folder.generations)
         self._known = set(generations)
         damage: list[str] = []
@@ -146,7 +151,7 @@ class Archive:
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore the variables of a section; see `State.sections`."""
+        """Restore a section of `State.sections`, and `sparse_gradients`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas
@@ -169,16 +174,17 @@ class Archive:
         self._state.sparse_gradients = content["sparse_gradients"]
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Restore the state of this worker's global Keras seed generator."""
+        """Restore this worker's global Keras seed generator, if backed up."""
         own = content["seeds"][self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
 
     def delete(self) -> bool:
-        """Delete all backups if all variables are finite.
+        """Delete the run's backups, unless a variable is not finite.
 
-        Returns whether the backups were deleted. Worker 0 deletes them after
-        all workers have called this method.
+        `State.first_not_finite` checks the variables. Returns False if a backup
+        is kept because of a variable, and True otherwise. Worker 0 deletes the
+        backups after all workers have called this method.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)
@@ -197,7 +203,7 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete all backups. If this fails, only warn: the run is complete."""
+        """Delete the run's backups; only warn on errors: the run is over."""
         try:
             self._folder.keep([])
         except OSError as error:
@@ -250,13 +256,13 @@ class Archive:
     def _together(self, action: Callable[[], Any]) -> list[Any]:
         """Run `action` on all workers; return their results.
 
-        If `action` fails on any worker, all workers raise an error.
+        If files cause an error on any worker, all workers raise a RuntimeError.
         """
         results, errors = self._attempt(action)
         if errors:
             raise RuntimeError(
                 "All workers must be able to use `backup_dir`. Received: "
-                f"{'; '.join(errors)}. The previous backup, if any, was kept. "
+                f"{'; '.join(errors)}. The last backup, if any, is kept. "
                 "Fix the problem, then start again."
             )
         return results

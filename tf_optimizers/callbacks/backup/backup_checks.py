@@ -83,14 +83,18 @@ def find_identical(values: Values, group: ReplicaGroup) -> set[str]:
 def find_not_finite(
     state: State, values: Values, group: ReplicaGroup
 ) -> str | None:
-    """Return the path of the first variable with NaN or inf on any worker."""
+    """Return the path of the first variable that is not finite on some worker.
+
+    `State.first_not_finite` checks the variables. Returns None if it finds
+    nothing on any worker.
+    """
     found = gather(group, state.first_not_finite(values))
     first = min((i for i in found if i is not None), default=None)
     return None if first is None else state.sections["lasting"][first].path
 
 
 def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
-    """Raise if a variable that is to be backed up has NaN or inf."""
+    """Raise if `find_not_finite` finds a variable."""
     path = find_not_finite(state, values, group)
     if path is not None:
         raise RuntimeError(
@@ -117,11 +121,13 @@ def check_weights(state: State, identical: set[str]) -> None:
 def warnings_of_lengths(
     content: dict[str, Any], epochs: float, steps: int | None
 ) -> Iterator[str]:
-    """Yield warnings if no epoch is left, or if the epochs' length has changed.
+    """Yield warnings if no epoch is left, or if an epoch's length has changed.
+
+    The length matters only if the backup was made in the middle of an epoch.
 
     Args:
         content: The content of the backup.
-        epochs: The `epochs` of `fit`.
+        epochs: The `epochs` of `fit`, or inf in a custom training loop.
         steps: The number of batches in an epoch, or None if unknown.
     """
     if content["epoch"] >= epochs:
@@ -144,7 +150,7 @@ def warnings_of_lengths(
 
 
 def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
-    """Yield a warning if other runs have backups, and this run has no name."""
+    """Yield a warning if other runs have backups, and `name` is None."""
     others = folder.others()
     if others and name is None:
         yield (

@@ -39,7 +39,8 @@ from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
 # For each folder, how many calls to `fit` in this process have ended and
-# deleted their backups. A restarted script reaches the same numbers.
+# deleted their backups. A restarted script that makes the same calls reaches
+# the same numbers.
 _ENDED: Counter[str] = Counter()
 
 
@@ -54,26 +55,28 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     You lose at most the steps since the last backup. If the number of workers
     and the number of replicas on each worker are the same as before, every
-    replica gets its own state back. The run then continues bit for bit as if it
-    had not been interrupted. To resume in the middle of an epoch, `fit` draws
-    and skips the batches that the run has already seen.
+    replica gets its own state back. If the data and the random numbers also
+    continue (see below), the run continues bit for bit as if it had not been
+    interrupted. To resume in the middle of an epoch, `fit` draws and skips the
+    batches that the run has already seen.
 
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
-    evenly, and keep their totals to float32 accuracy. Other numbers that
-    differ between replicas are averaged: the state of `SparseLoCo`'s inner
-    optimizer, weights between synchronizations of `SparseLoCo`, and the
-    statistics of `BatchNormalization`.
+    evenly, and keep their totals up to rounding. `ShardedState` shards its
+    state anew. Other floating-point numbers that differ between replicas are
+    averaged: the state of `SparseLoCo`'s inner optimizer, weights between
+    synchronizations of `SparseLoCo`, and the statistics of
+    `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
-    share. The first worker writes the values that all replicas share, and each
-    worker writes its replicas' own values. Only a complete backup replaces the
-    previous backup. Checksums are verified before a backup is restored. Backups
-    hold no code.
+    share. The first worker writes the values that are equal on all replicas,
+    and each worker writes its replicas' own values. Only a complete backup
+    replaces the previous backup. Checksums are verified before a backup is
+    restored. Backups hold no code.
 
     If any worker gets SIGTERM, for example before its machine is preempted, all
-    workers stop after the same step, write a backup, and exit with code 143. To
+    workers stop at the same point, write a backup, and exit with code 143. To
     resume, start the script again; the launcher does so with `--max-restarts`.
 
     A resumed epoch sees the same batches as an uninterrupted epoch if the data
@@ -84,8 +87,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     with Keras's own `initial_epoch`.
 
     The learning rate is part of the state. If you have changed the learning
-    rate in the script since the run began, `fit` uses the new rate, with a
-    warning.
+    rate in the script since the backup was made, `fit` uses the new rate, with
+    a warning.
 
     Callbacks run in the order of their list. Put callbacks that change the
     model at the end of an epoch, such as `ReduceLROnPlateau`, before
@@ -103,15 +106,18 @@ class BackupAndRestore(keras.callbacks.Callback):
     Differs from `keras.callbacks.BackupAndRestore`: this callback works on
     several workers, and restores each replica's own state, random seeds and
     metrics, even in the middle of an epoch. It verifies checksums, raises an
-    error instead of backing up NaN or inf, and deletes only its own files in
-    the folder.
+    error instead of backing up NaN or inf, and deletes only files of backups
+    in the folder. Inf is backed up in a non-trainable variable that holds inf
+    when `fit` begins.
 
     Args:
-        backup_dir: str or path. A folder that no other script uses, on a local
-            or mounted file system. Created if it does not exist.
+        backup_dir: str or path. A folder on a local or mounted file system,
+            which no other script uses at the same time. Created if it does not
+            exist.
         save_freq: "epoch" or int >= 1. "epoch" backs up at the end of every
             epoch. An integer is the number of batches from one backup to the
-            next. Defaults to `"epoch"`.
+            next, rounded up to whole executions of `steps_per_execution`
+            batches. Defaults to `"epoch"`.
         double_checkpoint: bool. Whether to also keep the previous backup. If
             the newest backup is damaged, `fit` restores the previous backup,
             with a warning. Defaults to `False`.
@@ -124,8 +130,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             and deleted its backups, the next `fit` is "fit 2", and so on. If
             the backups are kept, the next `fit` continues from them.
         on_preemption: bool. Whether SIGTERM to any worker makes all workers
-            back up after the same step, and exit with code 143. If the script
-            has its own handler for SIGTERM, that handler is called instead.
+            stop at the same point, back up, and exit with code 143. If the
+            script has its own handler for SIGTERM, that handler is called
+            instead. SIGTERM is caught only if `fit` runs in the main thread.
             Must be the same on all workers. Defaults to `True`.
 
     Raises:
@@ -137,8 +144,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             `steps_per_execution` batches.
         RuntimeError: If a backup cannot be written or read, if all backups are
             damaged, if a variable is not finite, if weights differ between
-            workers, if workers do not share the folder, or if another process
-            has made backups of this run in the meantime.
+            replicas although they must be equal, if workers do not share the
+            folder, if a worker does not use this callback, or if another
+            process has made backups of this run in the meantime.
+        SystemExit: With code 143, if the run stops because of SIGTERM.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -211,7 +220,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """If the backup was made in this epoch, skip the batches before it."""
+        """If the backup is from within this epoch, begin to skip batches."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
@@ -225,7 +234,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Back up every `save_freq` batches, or if the run must stop here."""
-        # The last execution of an epoch may have fewer batches.
+        # Keras counts an epoch's last execution as full, even if it is shorter.
         seen = min(batch + 1, self._steps)
         is_new = seen > self._batch  # Otherwise, the batch was skipped.
         if is_new:
@@ -254,7 +263,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Delete the backups, unless the user or a longer run needs them."""
+        """Exit if the run must stop here; else delete the backups if allowed.
+
+        A backup of a longer run is kept.
+        """
         self._forget_start()
         preemption, self._preemption = self._preemption, None
         if preemption is not None and preemption.finish():
@@ -267,7 +279,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             preemption.end()
 
     def _end_epoch(self, epoch: int) -> bool:
-        """End an epoch; return False if all of its batches were skipped."""
+        """End an epoch; return False if it ended before the backup's batch."""
         skip, self._skip = self._skip, None
         if skip is not None:
             skip.end()
@@ -276,7 +288,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             # the backup has counted the last execution as full. So a few
             # batches may remain to be skipped.
             if skip.remaining >= self.model.steps_per_execution:
-                # No batch was new: the last backup is still up to date.
+                # The epoch has fewer batches than before, or a callback has
+                # stopped the training. The last backup is still up to date.
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
@@ -294,7 +307,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._leave(is_new and not is_due)
 
     def _leave(self, is_unsaved: bool = True) -> None:
-        """Back up, then exit once all workers have backed up."""
+        """Back up if `is_unsaved`, then exit together with all workers."""
         if is_unsaved:
             self._save()
         # Worker 0 must not exit before all workers have read its last message.
@@ -328,16 +341,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # If the backup was made after the last epoch of this `fit`, it is from
-        # a longer run. Then this `fit` takes no step, and keeps the backup.
+        # If the backup is from later than the end of this `fit`, it is from a
+        # longer run. Then this `fit` takes no step, and keeps the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 
     def _restore_in_epoch(self, content: dict[str, Any]) -> None:
-        """Restore the state again once the resumed epoch has begun.
+        """Restore the state again, and the metrics, in the resumed epoch.
 
         Callbacks may have changed the state since `fit` began, for example the
-        learning rate.
+        learning rate. Keras resets the metrics when an epoch begins.
         """
         self._archive.restore(content, "lasting")
         self._rates.set(content)

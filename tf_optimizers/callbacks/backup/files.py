@@ -38,7 +38,7 @@ _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
 class DamagedError(Exception):
-    """A file of a backup is missing or damaged."""
+    """A file of a backup is missing or damaged, or has an old format."""
 
 
 class Folder:
@@ -118,14 +118,14 @@ class Folder:
             raise DamagedError(f"{path.name} does not match its checksum")
 
     def open_file(self, generation: int, worker: int) -> Any:
-        """Open a worker's file, a map from names to arrays of bytes."""
+        """Open a worker's file, a map from names to arrays."""
         return np.load(self._file_of(generation, worker), allow_pickle=False)
 
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's backups except for `generations`.
 
         Incomplete files, and files of incomplete backups, are also deleted, for
-        all runs.
+        all runs. If the folder is then empty, it is removed.
         """
         kept = set(self._all()) - (set(self.generations()) - set(generations))
         # Delete the .json first: a backup must not look complete without all
@@ -135,7 +135,7 @@ class Folder:
             if match and (match[3] or int(match[1]) not in kept):
                 path.unlink(missing_ok=True)
         if not kept and self.path.is_dir() and not any(self.path.iterdir()):
-            with contextlib.suppress(OSError):  # Another run has added a file.
+            with contextlib.suppress(OSError):  # Another run may add a file.
                 self.path.rmdir()
 
     def leave_mark(self) -> str:
@@ -147,7 +147,7 @@ class Folder:
         return mark.name
 
     def sees(self, mark: str) -> bool:
-        """Return whether another worker's file `mark` is in the folder."""
+        """Return whether a worker's file `mark` is visible in the folder."""
         return (self.path / mark).exists()
 
     def remove_mark(self) -> None:
@@ -167,7 +167,7 @@ class Folder:
     def _name_of(self, generation: int) -> str:
         """Return the name of a backup's run.
 
-        If the backup is damaged, return the name of this run.
+        If the backup's description cannot be read, return this run's name.
         """
         try:
             return self.content(generation)["name"]
@@ -211,7 +211,7 @@ def digest(path: Path) -> str:
 
 
 def _sync(descriptor: int) -> None:
-    """Flush a file to disk; raise only if data are lost."""
+    """Flush a file or folder to disk; raise only if data are lost."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -222,8 +222,9 @@ def _sync(descriptor: int) -> None:
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """Return an array's bytes, without rows of zeros at its start and end.
 
-    If `ShardedState` shards a variable, this worker's copy has zeros in the
-    rows of other workers.
+    If rows are left out, the result also holds the range of the stored rows. If
+    `ShardedState` shards a variable, a replica's copy has zeros in the rows of
+    other replicas.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:

@@ -1,14 +1,14 @@
-"""Makes all workers stop after the same step once one has received SIGTERM.
+"""Makes all workers stop at the same point once one has received SIGTERM.
 
     worker 0    step 10    step 11             │ back up, exit
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
 
-All workers count the points where a run can stop: after a step, an epoch, or a
-batch of validation. Once a second, a thread of each worker checks whether any
-worker has received SIGTERM. If so, each thread publishes the next point that
-its worker will reach, and all workers stop at the latest of these points. Until
-the latest point is known, each worker waits at the next point that it reaches.
-Steps send no messages for this.
+All workers count the points where a run can stop: after a step, an epoch, a
+batch of validation, or the whole `fit`. Once a second, a thread of each worker
+checks whether any worker has received SIGTERM. If so, each thread publishes the
+next point that its worker will reach, and all workers stop at the latest of
+these points. Until the latest point is known, each worker waits at the next
+point that it reaches. Steps send no messages for this.
 
 TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
 used here: it must call each step itself, in place of `fit`, and it saves a
@@ -43,9 +43,10 @@ _running: "Preemption | None" = None
 
 
 class Preemption:
-    """Catches SIGTERM during one `fit`, and finds all workers' last step.
+    """Catches SIGTERM during one `fit`, and finds the point where to stop.
 
-    If the script has its own handler for SIGTERM, that handler stays.
+    SIGTERM is caught only in the main thread. If the script has its own handler
+    for SIGTERM, that handler stays.
 
     Args:
         group: The replicas. All workers must create their `Preemption` objects
@@ -128,7 +129,8 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If `is_leaving`, this process ignores SIGTERM from now on. The launcher
+        If SIGTERM has arrived already, it ends the process now. But if
+        `is_leaving`, this process ignores SIGTERM from now on. The launcher
         sends SIGTERM once another worker has exited, but this worker may still
         be running `finally` blocks and exit handlers.
         """
@@ -159,7 +161,7 @@ class Preemption:
             self.is_asked = True
         elif self._leaving != os.getpid():
             # An exception has ended `fit` without `on_train_end`, or the parent
-            # of this process was leaving when it forked.
+            # of this process was leaving when it forked this process.
             self.release()
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -195,7 +197,10 @@ class Preemption:
             self._decided.set()
 
     def _listen(self) -> None:
-        """Wait for a signal, but no longer than `_LOOKING_SECONDS`."""
+        """Wait up to `_LOOKING_SECONDS` for a signal, and note SIGTERM.
+
+        If the script has its own wakeup descriptor, pass the signals on to it.
+        """
         poll = select.poll()  # `select.select` needs descriptors below 1024.
         poll.register(self._receiver, select.POLLIN)
         if poll.poll(1000 * _LOOKING_SECONDS):
@@ -208,7 +213,10 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point; find all workers' latest point."""
+        """Publish this worker's next point; find all workers' latest point.
+
+        If a point is still missing after `_WAITING_SECONDS`, the run goes on.
+        """
         with self._lock:
             self._has_stated = True
             point = self._passed + (not self._is_at_end)
@@ -260,7 +268,7 @@ def _end_at_exit() -> None:
         running.release()
 
 
-# Without this, a forked child that receives SIGTERM would write to the pipe of
-# this process, and so end the run.
+# Without this, a forked child that receives SIGTERM would write to this
+# process's pipe, and so end the run.
 restore_in_forks(_release_in_child)
 atexit.register(_end_at_exit)

@@ -59,14 +59,15 @@ class Rates:
     """The learning rates of optimizers when `fit` begins.
 
     A constant rate is part of the optimizer's state, so a backup also restores
-    the rate. If the script has changed the rate since the run began, `set`
-    applies the new rate.
+    the rate. A backup records the rates from the start of its `fit`, too. If
+    this `fit` starts with another rate, the script has changed the rate, and
+    `set` applies the new rate.
 
     Args:
         state: The state of the model, not yet restored.
 
     Attributes:
-        given: The rates that the script sets, in the order of `state.slots`.
+        given: The rates at the start of `fit`, in the order of `state.slots`.
     """
 
     def __init__(self, state: State) -> None:
@@ -79,7 +80,7 @@ class Rates:
         self.given = [float(v.numpy()) for v in self._variables]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set the rates that the script has changed since the run began.
+        """Set the rates that the script has changed since the backup.
 
         Returns a warning, or "" if no rate has changed.
         """
@@ -91,9 +92,10 @@ class Rates:
                 warning = warning or (
                     "A resumed run keeps the learning rate of its backup, "
                     "unless the script has changed the rate. Received: "
-                    f"{variable.path}={new:g}, which was {old:g} when the run "
-                    "began. `fit` uses the new rate. To continue with the rate "
-                    "of the backup, pass the old rate."
+                    f"{variable.path}={new:g} when `fit` began, but {old:g} in "
+                    "the `fit` that made the backup. This `fit` uses the new "
+                    "rate. To continue with the rate of the backup, pass the "
+                    "old rate."
                 )
                 for component in self._state.components(variable):
                     component.assign(new)
@@ -130,7 +132,7 @@ class Skip:
         model: The model.
         batches: The number of batches to skip.
         restore_metrics: Sets the metrics to their values after the skipped
-            batches.
+            batches. Called once the metrics are built.
     """
 
     def __init__(

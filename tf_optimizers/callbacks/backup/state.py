@@ -37,8 +37,8 @@ class State:
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables by section, "lasting" or "metrics".
 
-        The section "metrics" holds the variables of metrics, which belong to
-        the current epoch.
+        "lasting" holds the variables of the model and its optimizers. "metrics"
+        holds the variables of metrics, which belong to the current epoch.
         """
         return {
             "lasting": [
@@ -61,8 +61,8 @@ class State:
     def components(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """Return the copies of a variable in this process.
 
-        There is one copy per replica, or a single copy if the variable is on
-        the host.
+        There is one copy per replica, or a single copy of a plain variable, for
+        example on the host.
         """
         return local_copies(self._model.distribute_strategy, variable)
 
@@ -81,7 +81,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return pairs: a metric variable's copy in this process, its value."""
+        """Return pairs of a local copy of a metric's variable and its value."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
@@ -89,7 +89,7 @@ class State:
         ]
 
     def accept_infinite(self) -> None:
-        """Accept inf in the non-trainable variables that hold inf now.
+        """Accept inf in the non-trainable variables that are not finite now.
 
         A mask, for example, may hold inf.
         """
@@ -103,8 +103,8 @@ class State:
     def first_not_finite(self, values: Values) -> int | None:
         """Return the index of the first variable with NaN or inf.
 
-        The variables are those of the section "lasting". Inf is accepted in
-        variables where `accept_infinite` found inf.
+        The variables are those of the section "lasting". Inf is accepted in the
+        variables that `accept_infinite` has found.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -129,7 +129,7 @@ class State:
     def is_owned(self, variable: keras.Variable) -> bool:
         """Return whether replicas may store different rows of a variable.
 
-        A row is then 0 on all replicas but one.
+        Each row is then 0 on all replicas but one.
         """
         return not self.is_summed(variable) and any(
             variable is slot
@@ -212,13 +212,13 @@ def redistribute(
     """Return a variable's values on the `own` replicas, from a backup.
 
     If the numbers of workers or replicas have changed, the values are
-    converted: sums over replicas keep their total, and other floating-point
-    values keep their mean. For other integers, all replicas get the first
-    replica's value.
+    converted: sums over replicas keep their total, rows from different replicas
+    are put together, and other floating-point values keep their mean. Of all
+    other values, every replica gets the first replica's.
 
     Args:
         is_summed: Whether the replicas' values add up.
-        is_identical: Whether all replicas have the same value.
+        is_identical: Whether all replicas had the same value.
         read: Returns the saved value of a replica.
         old: The number of workers that wrote the backup, and of replicas per
             worker.
