@@ -5,7 +5,7 @@ It is like torchrun, but for TensorFlow. On one machine,
     python -m tf_optimizers.launch --workers 2 train.py --epochs 3
 
 runs `python train.py --epochs 3` twice, with `TF_CONFIG` set to a cluster of
-two workers, which `tfo.SparseMultiWorkerMirroredStrategy()` reads. On a
+two workers. `tfo.SparseMultiWorkerMirroredStrategy()` reads this variable. On a
 cluster, start one launcher on every machine:
 
     python -m tf_optimizers.launch --cluster auto train.py --epochs 3
@@ -23,21 +23,22 @@ Options:
     --workers N: int >= 1. Worker processes on this machine. Required without
         `--cluster`; 1 by default with `--cluster`.
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
-        or `vertex`. Reads the addresses of all machines and the index of this
-        machine from the platform's environment variables, and prints both.
-        `auto` detects the platform. If variables are missing, the launcher
-        exits with an error.
+        or `vertex`. The launcher reads the addresses of all machines and the
+        index of this machine from the platform's environment variables, and
+        prints both. `auto` detects the platform. If variables are missing, the
+        launcher exits with an error.
     --machines K: int >= 1. The number of launchers in the cluster. Required in
         an indexed Job of Kubernetes, where no variable holds this number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
-        of every machine. Further workers get the next ports, unless the
-        platform sets the ports. Defaults to `12345`.
+        of every machine, unless the platform sets this port. Further workers
+        get the next ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
         `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the workers of a
-        machine divide its GPUs. If the machine has GPUs, but fewer GPUs than
-        workers, the launcher exits with an error. If you have set
-        `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged. If
-        Slurm has set it for a job's GPUs, workers divide the GPUs in it.
+        machine divide its GPUs, if there are any. If the GPUs do not suffice
+        for G, or by default for one per worker, the launcher exits with an
+        error. If you have set `CUDA_VISIBLE_DEVICES`, the default leaves the
+        variable unchanged. If Slurm has set the variable for a job's GPUs,
+        workers divide the GPUs in it.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.
@@ -53,9 +54,9 @@ Options:
     --max-restarts K: int >= 0. How many times to restart all workers of this
         machine after one has failed. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
-        backup. The environment variable `TF_OPTIMIZERS_RESTART` of a worker
-        counts the restarts, from 0. After a signal, the launcher restarts no
-        workers. Defaults to `0`.
+        backup. If K is not 0, a worker's environment variable
+        `TF_OPTIMIZERS_RESTART` counts the restarts, from 0. After a signal, the
+        launcher restarts no workers. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
         the first restart. The pause doubles with every restart, up to 60, so
         that a temporary cause of the failure can pass. Defaults to `0.1`.
@@ -71,15 +72,15 @@ A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
 `__main__`, working directory and environment, plus `TF_CONFIG` and
 `no_grpc_proxy`, which lets workers reach each other without a proxy. A worker's
 stdin is empty. The launcher forwards the worker's stdout and stderr, and
-prefixes each line with `[worker 0] `. A carriage return ends a line too, so
-each state of a progress bar becomes a line. If the launcher starts with a
-closed stream (`>&-`), it drops the output to this stream. Unless
-`TF_NUM_INTRAOP_THREADS` is set, the workers of a machine divide its cores: each
-operation of TensorFlow has as many threads as its worker has cores. Unless
+prefixes each line, for example with `[worker 0] `. A carriage return ends a
+line too, so each state of a progress bar becomes a line. If the launcher starts
+with a closed stream (`>&-`), it drops the output to this stream. Unless
+`TF_NUM_INTRAOP_THREADS` is set, the workers of a launcher divide its cores:
+each operation of TensorFlow has as many threads as its worker has cores. Unless
 `PYTHONHASHSEED` is set, the launcher sets it to 0, so that the elements of a
 set have the same order on all workers, and after a restart.
 
-When a worker fails, the launcher ends the others with SIGTERM. The launcher
+When a worker fails, the launcher asks the others to end (SIGTERM). The launcher
 reports each failure and restart on stderr, in lines prefixed with
 `[launcher] `. The launcher passes Ctrl-C, SIGTERM and the end of the terminal
 (SIGHUP) on to all workers; a second Ctrl-C or SIGTERM kills all workers

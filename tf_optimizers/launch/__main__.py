@@ -71,10 +71,11 @@ def use_environment(options: argparse.Namespace) -> None:
     """Replace the cluster and GPU options with `place` and `gpus`.
 
     `place` is the launcher's place in a cluster, or None. `gpus` holds the
-    environment variables that show each worker its GPUs.
+    environment variables that show each worker its GPUs. Omitted options for
+    workers, host and port get their defaults.
 
     Raises:
-        ValueError: If the environment contradicts the options.
+        ValueError: If the environment does not fit the options.
     """
     options.workers = options.workers or 1
     options.host = options.host or LOOPBACK

@@ -1,7 +1,7 @@
 """Runs a worker, or the guard over all workers, as a child of the launcher.
 
 The launcher starts this file by its path, so that Python loads no other module
-of the package.
+of the package before the script or a standby process imports it.
 """
 
 import contextlib
@@ -45,7 +45,11 @@ def work(
 ) -> None:
     """Run `python *command` in this process.
 
-    If `stands_by`, first import libraries, and wait for the launcher.
+    Args:
+        lifeline: The file descriptor of the pipe to the guard.
+        devices: The number of logical CPU devices.
+        command: A script or `-m module`, followed by arguments.
+        stands_by: Whether to first import libraries and wait for the launcher.
     """
     # Register this process before the user's code can start other processes, so
     # that the guard can kill all of them.

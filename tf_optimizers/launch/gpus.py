@@ -26,7 +26,7 @@ def divide_gpus(
             divides the machine's GPUs, or those that Slurm has given to the
             job. But None changes nothing if there are no GPUs, or if the user
             has set `CUDA_VISIBLE_DEVICES`.
-        environment: The environment variables.
+        environment: The launcher's environment variables.
         launcher: The index of this launcher on its machine.
         launchers: The number of launchers on this machine. They divide its
             GPUs, unless Slurm has given each launcher its own GPUs.
@@ -72,7 +72,7 @@ def _too_few(
 
     Args:
         gpus: The number of visible GPUs.
-        workers: The number of workers that divide them.
+        workers: The number of workers that divide the GPUs.
         per_worker: The number of GPUs that the user wants for each worker; 0 if
             there is less than one GPU per worker.
         of_slurm: The variables by which Slurm shows GPUs.

@@ -25,7 +25,7 @@ from tf_optimizers.launch.worker import (
 
 
 class Events:
-    """Waits for a signal (SIGCHLD if a worker ends) or for a call of `wake`."""
+    """Waits for a signal (SIGCHLD if a worker ends) or for a call to `wake`."""
 
     def __init__(self) -> None:
         self._requests = [signal.SIGINT, signal.SIGTERM]
@@ -62,7 +62,11 @@ class Events:
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for an event; return the signal if it asks workers to end."""
+        """Wait for an event; return a signal that asks workers to end, if any.
+
+        Args:
+            seconds: The longest wait, or None for no limit.
+        """
         if select.select([self._receiver], [], [], seconds)[0]:
             for number in os.read(self._receiver, 4096):
                 if number in self._requests:
@@ -104,7 +108,7 @@ class Failure(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Several processes that run `python *command`.
+    """Processes that run `python *command`.
 
     The command is a script or `-m module`, followed by arguments. `gpus` holds
     the environment variables that show each worker its GPUs. `place` is the
@@ -171,7 +175,7 @@ def launch(job: Job) -> int:
             with ExitStack() as stack:
                 try:
                     group = standbys.take(stack) or start(number, stack, False)
-                # Too many files are open, or too many threads are running.
+                # For example, too many files or threads exist.
                 except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {job.workers} workers: {error}.")
                     return Failure("", 1)
@@ -230,9 +234,10 @@ def environment(
     """Return a worker's environment, with its `TF_CONFIG`.
 
     Connections between workers bypass any proxy (`http_proxy`). The
-    `local` workers of this machine divide its cores, so that their threads do
+    `local` workers of this launcher divide its cores, so that their threads do
     not compete. A fixed hash seed gives the elements of a set the same order on
-    all workers, and after a restart.
+    all workers, and after a restart. The user's own values of these variables
+    stay.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -262,10 +267,13 @@ def follow(
     output: Output,
     standbys: Standbys,
 ) -> Failure | None:
-    """Watch the workers until they end or a second request to end arrives.
+    """Watch the workers until all are done, or a second signal must kill them.
 
-    Returns the reason why the workers were stopped, or None if all ended on
-    their own.
+    After a first signal, return once all workers are gone, even if output is
+    left to write.
+
+    Returns the reason why the workers were stopped, or None if all ended with
+    exit code 0.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):

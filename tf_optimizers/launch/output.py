@@ -104,7 +104,8 @@ class Forwarder(threading.Thread):
                 if not chunk:
                     return
                 yield chunk
-            # A process that left the worker's session can keep a stream open.
+            # A process that left the worker's session can keep a stream open,
+            # so the end of the stream may never come.
             elif self._no_more.is_set():
                 return
 

@@ -69,7 +69,8 @@ class Standbys:
         """Make the standby workers run the command, and return them.
 
         Closing `stack` ends the workers. Returns an empty list if no workers
-        stand by, or if one of them has ended.
+        stand by. If one of them has ended, ends the others, and returns an
+        empty list, too.
         """
         self._due = None
         group, self._group = self._group, []
@@ -84,5 +85,5 @@ class Standbys:
         return group
 
     def close(self) -> None:
-        """End the workers."""
+        """End the standby workers."""
         self._stack.close()

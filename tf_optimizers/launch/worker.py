@@ -27,9 +27,9 @@ KILL_TICK = 0.01
 class Guard:
     """A process that kills all workers once the launcher is gone.
 
-    `lifeline` is the write end of a pipe. The pipe closes when the launcher
-    ends, even if the launcher is killed. `child.guard` documents the lines in
-    the pipe.
+    `lifeline` is the write end of a pipe. The launcher's end closes when the
+    launcher ends, even if the launcher is killed. `child.guard` documents the
+    lines in the pipe.
     """
 
     def __enter__(self) -> "Guard":
@@ -90,7 +90,7 @@ class Worker:
         """Start a process that runs `child.work`.
 
         If this method fails partway, `end` still cleans up. A standby worker
-        waits for a call of `begin`.
+        waits for a call to `begin`.
         """
         lifeline = self._guard.lifeline
         mode = "stand-by" if stands_by else "work"
