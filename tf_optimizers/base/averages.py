@@ -40,7 +40,7 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._placement = placement
-        # The keys of the variables that the step traced last updates.
+        # The keys of the variables that the last traced step updates.
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -90,7 +90,10 @@ class Averages:
             self._placement.once("first average", start)
 
     def shown(self, averages: list[Any]) -> list[Any]:
-        """Return the averages in the form that Keras's callbacks expect."""
+        """Return the averages in the form that Keras's callbacks expect.
+
+        If there has been no update yet, first set the averages to the weights.
+        """
         self.start()
         return self._placement.shown(self._optimizer, averages)
 

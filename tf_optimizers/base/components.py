@@ -24,7 +24,7 @@ def components(value: Any) -> Sequence[Any]:
 
 
 def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
-    """Return the copy of `variable` on the device of `like`."""
+    """Return a variable's copy on the device of `like`, or its only copy."""
     every = components(variable)
     if len(every) == 1:
         return every[0]
@@ -32,7 +32,7 @@ def local_component(variable: Any, like: tf.Variable) -> tf.Variable:
 
 
 def own_component(variable: Any) -> tf.Variable:
-    """Return the calling replica's copy of `variable`."""
+    """Return the calling replica's copy of a variable, or its only copy."""
     every = components(variable)
     return every[replicas_of().rank % len(every)]
 
@@ -90,7 +90,7 @@ class Accumulators:
         self.is_full = (micro_steps(optimizer) + 1) % self._steps == 0
 
     def add(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Add one gradient to each accumulator."""
+        """Add each gradient to the accumulator of its variable."""
         self._placement.update_each(
             self._totals,
             lambda total, gradient: total.assign_add(gradient),

@@ -11,7 +11,7 @@ Loading keeps the order of the variables, the last part of each path, and the
 shapes. So the config of a built optimizer holds the positions of the excluded
 variables. To detect a different model, the config also holds the shape and the
 last part of the path of every variable. Before the optimizer is built, the
-config holds the paths of the variables that the user passed to
+config holds the paths and shapes of the variables that the user passed to
 `exclude_from_weight_decay()`.
 """
 
@@ -67,7 +67,8 @@ class Excluded:
     def has(self, purpose: str, index: int) -> bool:
         """Return whether patterns exclude the variable at `index`.
 
-        `purpose` is the computation to exclude from, such as "weight_decay".
+        `purpose` is the computation that leaves out the variable, such as
+        "weight_decay".
         """
         return index in self.by_patterns.get(purpose, ((), ()))[1]
 
@@ -111,6 +112,8 @@ class Exclusions:
         """Return the exclusions after a call to `exclude_from_weight_decay()`.
 
         Raises:
+            TypeError: If `names` is not a sequence of strings.
+            ValueError: If `names` has an invalid regular expression.
             RuntimeError: If the optimizer was built with other exclusions.
         """
         found = Exclusions(
@@ -118,9 +121,8 @@ class Exclusions:
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
             {variable_key(optimizer, v): _description(v) for v in variables},
         )
-        # Accept the same exclusions again: in `strategy.run`, each replica
-        # makes this call, and the first replica builds the optimizer before the
-        # second replica makes the call.
+        # Accept the same exclusions again: a step in `strategy.run` may make
+        # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
             argument = "exclude_from_weight_decay"
             instead = f", or pass `{argument}` to the constructor"
@@ -198,7 +200,8 @@ class Exclusions:
         `exclude_from_weight_decay()`, not the matches of patterns.
 
         Raises:
-            ValueError: If a chosen variable is not found among `variables`.
+            ValueError: If the config was saved with other variables, or if the
+                path of a chosen variable does not fit exactly one variable.
         """
         saved = self.saved
         if not saved.get(_CHOSEN):
@@ -295,7 +298,7 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
     # In `dense/kernel`, the first name is the layer's. After a model's name,
-    # there are at least two more names.
+    # at least one path has two more names.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 

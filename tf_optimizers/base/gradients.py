@@ -33,9 +33,10 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. The results are on the replica's device, where
-    TensorFlow's reduction expects them: before this call, a gradient that is an
-    argument of a `tf.function` has no device.
+    `tf.IndexedSlices`. The results are on the current device. In `apply`, this
+    is the replica's device, where TensorFlow's reduction expects gradients:
+    before this call, a gradient that is an argument of a `tf.function` has no
+    device.
     """
     return [
         None

@@ -1,4 +1,4 @@
-"""Wraps an inner optimizer, and runs it on a single replica."""
+"""Wraps an inner optimizer, and runs it on each replica separately."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ def _of_inner(name: str) -> property:
 
 
 class Wrapper(Optimizer):
-    """Wraps an inner optimizer, and shares its learning rate and settings.
+    """Wraps an inner optimizer; shares its learning rate, decay and clipping.
 
     Args:
         inner_optimizer: The wrapped optimizer.
@@ -204,8 +204,9 @@ class InnerSteps:
 
     Args:
         optimizer: The inner optimizer.
-        variables: The variables that the inner optimizer updates: the model's
-            variables or, in half precision, their master weights.
+        variables: The variables that the inner optimizer is built with: the
+            model's variables. In `SparseLoCo`, master weights replace
+            half-precision variables.
         likes: The model's variables. During a step, `variables` have the names
             and paths of `likes`.
     """

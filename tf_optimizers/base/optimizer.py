@@ -59,14 +59,15 @@ class Optimizer(keras.optimizers.Optimizer):
 
     `_sum_and_clip` sums gradients over all replicas, makes the sums dense and
     clips them, so that N replicas compute the same as one replica on the same
-    global batch. Subclasses override stages, but keep the order:
+    global batch. Subclasses override stages:
 
-        Lamb, LANS    `update_step`, on a GPU for many variables at a time
-        DGCMomentum   `_update`, which clips before it exchanges the largest
-                      entries
-        AdamOffload   `_accumulate`, which sums gradients first, because
-                      one accumulator serves all replicas; `_step`, which clips
-                      and steps once, on the host, and sends the changes
+        Lamb, LANS    `_step_at`, which `_step` calls: on a GPU, many variables
+                      are updated at a time
+        DGCMomentum   `_update`, which clips compressed gradients before the
+                      exchange, and other gradients after it
+        AdamOffload   `_accumulate`, which sums gradients first, because one
+                      accumulator serves all replicas; `_step`, which clips and
+                      steps once per worker, on the host, and sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
     weights. `_placement` holds averages and accumulators: on every replica or,
@@ -99,6 +100,7 @@ class Optimizer(keras.optimizers.Optimizer):
         paths.
 
         Raises:
+            TypeError: If the dtype of a variable is not supported.
             ValueError: If the exclusions in the config do not fit `variables`.
         """
         if self.built:
@@ -131,11 +133,11 @@ class Optimizer(keras.optimizers.Optimizer):
         var_list: Sequence[Any] | None = None,
         var_names: Sequence[str] | None = None,
     ) -> None:
-        """Exclude variables from weight decay, in addition to the patterns.
+        """Exclude variables from weight decay.
 
-        Unlike in Keras, the config saves these exclusions. Each call replaces
-        the exclusions of the previous call. In `strategy.run`, make the same
-        call on every replica.
+        The constructor's patterns still apply. Each call replaces the
+        exclusions of the previous call. Unlike in Keras, the config saves these
+        exclusions. In `strategy.run`, make the same call on every replica.
 
         Args:
             var_list: Variables to exclude.
@@ -143,6 +145,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 `variable.name`.
 
         Raises:
+            TypeError: If `var_names` is not a sequence of strings.
+            ValueError: If `var_names` has an invalid regular expression.
             RuntimeError: If the optimizer was built with other exclusions.
         """
         self._exclusions = self._exclusions.with_call(
@@ -173,10 +177,12 @@ class Optimizer(keras.optimizers.Optimizer):
                 optimizer was built with.
 
         Raises:
-            ValueError: If there is no gradient, if the shapes of a gradient and
-                its variable differ, or if a variable is unknown. In these
-                cases, no variable has changed.
-            TypeError: If a gradient or a variable is not of a floating dtype.
+            ValueError: If there is no gradient, if the numbers of gradients and
+                variables differ, if the shapes of a gradient and its variable
+                differ, or if a variable is unknown. In these cases, no variable
+                has changed.
+            TypeError: If a gradient does not have a floating-point dtype, or if
+                the dtype of a variable is not supported.
             RuntimeError: If there are several replicas, and the call is outside
                 of `strategy.run`.
         """
@@ -257,7 +263,7 @@ class Optimizer(keras.optimizers.Optimizer):
         gradients: list[Gradient],
         variables: list[tf.Variable],
     ) -> None:
-        """Call `update_step` for each component of each variable."""
+        """Call `update_step` for each component, and update the averages."""
 
         def step(
             variable: tf.Variable, gradient: Gradient, rate: tf.Tensor

@@ -46,9 +46,10 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a master weight, updated where its variable has changed.
 
     A master weight is the float32 copy of a half-precision variable, and rounds
-    to the variable's `value`. If an element does not, then `set_weights`, a
-    constraint or a restored checkpoint has changed the variable. The result has
-    the variable's value there.
+    to the variable's `value`. If an element does not, then the variable has
+    changed since the last step (for example by `set_weights`, a constraint or a
+    restored checkpoint), or this is the first step. The result has the
+    variable's value there.
     """
     # Compare bits: XLA may remove a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
