@@ -148,7 +148,11 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Update a device's components; on a GPU, several per kernel launch."""
+        """Update a device's components.
+
+        On a GPU, a kernel launch updates several components, unless XLA
+        compiles the whole step.
+        """
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
             indices = [variable_index(self, row[0]) for row in rows]
@@ -213,8 +217,8 @@ def launches(
     """Return the positions in `variables`, grouped by launch of a GPU kernel.
 
     A launch takes as long as the update of a few million parameters, so small
-    variables share a launch. Variables in a launch have the same shape, so that
-    a model needs few kernels. If a variable occurs several times, each
+    variables share a launch. Variables in a launch have the same key, so that a
+    model needs few kernels. If a variable occurs several times, each
     occurrence is in a later launch than the previous one.
 
     Args:
@@ -251,8 +255,9 @@ def last_trust_ratio(
 
     Returns:
         A scalar, phi(|weight|) / |u|, where phi clamps to the optimizer's
-        bounds, and u is the direction of the step; 1 if the variable is
-        excluded from layer adaptation.
+        bounds, and u is the direction of the step, in `LANS` direction a. The
+        ratio is 1 if either norm is 0, or if the variable is excluded from
+        layer adaptation.
     """
     index = variable_index(optimizer, variable)
     if not optimizer._is_adapted(index):
