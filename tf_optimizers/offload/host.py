@@ -36,7 +36,7 @@ class HostGradient:
         self.tensor = tensor
 
     def __truediv__(self, scale: float) -> "HostGradient":
-        """Return the unscaled gradient, in the dtype of its state."""
+        """Return the unscaled gradient, in the dtype of the state."""
         with tf.device(HOST):
             gradient = tf.cast(self.tensor, state_dtype(self.tensor.dtype))
             return HostGradient(gradient / scale)
