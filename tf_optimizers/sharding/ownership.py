@@ -12,9 +12,9 @@ import tensorflow as tf
 from tf_optimizers._compat.owned import RowRange
 
 # A replica's load is the number of bytes that it owns. A load of more than this
-# factor times the mean load causes a warning. If all variables can be split,
-# there is no such load, because a variable that is not split has at most half
-# of the mean load.
+# factor times the mean load causes a warning. If all large variables can be
+# split into equal pieces, there is no such load, because a variable that is not
+# split has at most half of the mean load.
 _LARGEST_LOAD = 1.5
 # Keras's elementwise optimizers: the update of an element depends on no other
 # element.
@@ -72,8 +72,9 @@ def assign_owners(
 
     The result is the same on all replicas. Variables are assigned from the
     largest to the smallest, each to the replica that owns the fewest bytes so
-    far. If `may_split`, a variable larger than half of the mean load is split.
-    No replica gets two pieces of one variable.
+    far. If `may_split`, a variable larger than half of the mean load is split
+    among all replicas or, if it has fewer rows, into single rows. No replica
+    gets two pieces of one variable.
     """
     sizes = list(map(bytes_of, variables))
     large = (_LARGEST_LOAD - 1) * sum(sizes) / replicas

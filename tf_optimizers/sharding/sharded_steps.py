@@ -146,8 +146,8 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
-            # Schedules count micro-batches, but the optimizer's formula needs
-            # the number of updates.
+            # Keras passes the number of micro-batches to schedules, but the
+            # optimizer's formula needs the number of updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)
@@ -179,9 +179,10 @@ class ShardedSteps:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Update a variable; raise if this changes another variable's state.
+        """Update a variable; raise if this changes other replicated state.
 
-        Replicated state may change only with its own variable.
+        Replicated state may change only in the update of its own variable.
+        State that belongs to no variable may not change.
         """
         index = variable_index(self._optimizer, variable)
         others = [component for component, of in replicated if of != index]
@@ -280,7 +281,7 @@ class ShardedSteps:
         values += [variable.read_value() for variable in state]
         owners = [piece.owner for piece in pieces]
         # All owners of a variable's rows have changed its replicated state in
-        # the same way, so it is enough that the first owner sends it.
+        # the same way, so only the first owner sends this state.
         owners += [
             self._pieces_of[stepped if index is None else index][0].owner
             for _, index in self._replicated

@@ -137,9 +137,9 @@ def _check_dtype(name: str, dtype: tf.DType) -> None:
     """Raise if replicas cannot exchange values of a dtype."""
     if not (dtype.is_floating or dtype in (tf.int32, tf.int64)):
         raise ValueError(
-            "The state of an optimizer must be of a floating dtype, int32 or "
-            f"int64. Received: {name} of dtype {dtype.name}. Create the state "
-            "with such a dtype, or use the inner optimizer without "
+            "The state of an optimizer must have a floating-point dtype, int32 "
+            f"or int64. Received: {name} of dtype {dtype.name}. Create the "
+            "state with such a dtype, or use the inner optimizer without "
             "`ShardedState`."
         )
 
