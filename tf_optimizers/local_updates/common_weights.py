@@ -24,7 +24,10 @@ _FEWEST_ROUNDS = 100
 
 @functools.cache
 def watch_models() -> None:
-    """Make Keras add the callbacks below to models that `SparseLoCo` trains."""
+    """Make Keras add the callbacks below to models that `SparseLoCo` trains.
+
+    Also make Keras check the weights of these models before it saves them.
+    """
     check_names(LOCAL_STEPS)
     insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
     insert_callback(CommonWeights, lambda model: bool(local_steppers(model)))
@@ -40,6 +43,7 @@ def _check_saved(model: keras.Model) -> None:
 class CommonWeights(keras.callbacks.Callback):
     """Makes weights equal on all replicas before Keras or callbacks read them.
 
+    This happens after each epoch, and before each evaluation and prediction.
     Each moving statistic of `BatchNormalization` becomes its mean over
     replicas.
     """
@@ -77,7 +81,7 @@ class EnoughRounds(keras.callbacks.Callback):
         self._is_checked = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Check the run in its first epoch, if the epochs' length is known."""
+        """Check the run once, if the number of batches per epoch is known."""
         batches = self.params.get("steps")
         if self._is_checked or batches is None:
             return

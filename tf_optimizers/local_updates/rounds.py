@@ -49,8 +49,9 @@ class Rounds:
     """Keeps the weights from the start of a round, and counts its local steps.
 
     A round is `steps` local steps on each replica, followed by an exchange.
-    Each round starts from the current weights, because a callback may have
-    changed them since the previous round.
+    Without `overlap`, each round starts from the current weights, because a
+    callback may have changed them since the previous round. With `overlap`,
+    only the first round after a synchronization does.
 
     Args:
         optimizer: The `SparseLoCo` that owns the variables of this object.
@@ -120,7 +121,9 @@ class Rounds:
         stepped: Sequence[tf.Variable],
         unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
-        """If the next step begins a round, keep the weights, and step ahead.
+        """If all weights are still equal, keep them, and step ahead.
+
+        In each step, note which variables the step changes.
 
         Only variables in `stepped` step ahead, because each of these is
         exchanged when the round ends.
@@ -152,9 +155,10 @@ class Rounds:
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
 
     def _may_have_moved(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
-        """Return 1 for each variable that this round may have changed, else 0.
+        """Return 1 for each variable that may have changed, else 0.
 
-        In a round that continues after a restart, all variables get a 1.
+        `moved` says which variables have changed since all replicas had equal
+        weights. After a restart within a round, all variables get a 1.
         """
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
@@ -279,9 +283,10 @@ class Rounds:
     ) -> None:
         """Call `end` on every replica, with the variables to exchange.
 
-        These are the variables that are trainable, or that this round has
-        changed. `end` is traced once for each choice and each value of
-        `sparse`, which identifies the variables with sparse gradients.
+        These are the variables that are trainable, or that may have changed
+        since all replicas had equal weights. `end` is traced once for each
+        choice and each value of `sparse`, which identifies the variables with
+        sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._may_have_moved(
