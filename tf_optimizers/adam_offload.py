@@ -74,13 +74,14 @@ class AdamOffload(HostOptimizer):
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more. All state, including averages and accumulators, is
     on `/CPU:0` of the worker process, in one copy for all of its replicas. Only
-    the weights are on the model's devices.
+    the weights, `iterations` and the learning rate are on the model's devices.
     Traffic: each step copies gradients to the host, and changes of the weights
     to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
     decayed. A half-precision parameter takes 6 bytes, or 8 with several
     replicas. Replicas exchange gradients by the strategy's all-reduce.
-    Sparse gradients: sent as rows, and made dense on the host. Duplicate rows
-    are summed there. The update is dense.
+    Sparse gradients: sent as rows, and made dense on the host. With several
+    replicas, `gradient_accumulation_steps` or `loss_scale_factor` makes them
+    dense before the exchange. Duplicate rows are summed. The update is dense.
     NaN and inf: a NaN or inf in g makes the same element of w not finite.
     XLA: a train step that XLA compiles for a GPU cannot use the host. `compile`
     turns XLA off unless you pass `jit_compile=True`. In a custom loop, do not
@@ -320,8 +321,8 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the change to subtract from the weight, the new m, and the new v.
 
-    `size` is l of the formula; see `step_size`. `weight` is needed only for
-    weight decay.
+    `size` is a of the formula in `AdamOffload`; see `step_size`. `weight` is
+    needed only for weight decay.
     """
     betas, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay is not None:

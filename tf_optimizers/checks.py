@@ -16,8 +16,9 @@ TINY = float(np.finfo(np.float32).tiny)
 class Fixed:
     """A descriptor for an attribute that only the constructor may set.
 
-    The constructor also passes the value to other objects. A later assignment
-    would not reach these objects.
+    A later assignment would have no effect, or only a partial effect: the
+    constructor or `build` has already used the value, or the optimizer does not
+    support the argument.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -197,7 +198,7 @@ def check_learning_rate(value: Any) -> Any:
 
 
 def check_base_arguments(arguments: dict[str, Any]) -> None:
-    """Check arguments that `keras.optimizers.Optimizer` does not check.
+    """Check the base class's arguments, and convert their types in place.
 
     Keras silently ignores a `clipnorm` <= 0, and detects some wrong types only
     in the first step.

@@ -100,10 +100,10 @@ class DGCMomentum(CompressedOptimizer):
     enough. The selection is exact. Among equal entries, the first are sent.
     Zeros are never sent.
 
-    A variable is exchanged densely if it has fewer than `min_compress_size`
-    elements, is not float32, or has sparse gradients (embeddings). Such a
-    variable has the same momentum on all replicas, and `clipnorm` limits the
-    norm of the sum of g_i.
+    A variable is not compressed if it has fewer than `min_compress_size`
+    elements, is a scalar, is not float32, or has sparse gradients (embeddings).
+    Such a variable has the same momentum on all replicas, and `clipnorm` limits
+    the norm of the sum of g_i.
 
     `DGCMomentum` runs under any `tf.distribute.Strategy`, and without one.
     `tfo.SparseMultiWorkerMirroredStrategy` sends all variables together. If

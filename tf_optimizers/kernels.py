@@ -1,9 +1,10 @@
 """Compiles functions once per shape, and computes norms, sums and moments.
 
 Norms do not overflow, underflow, or lose digits: elements are squared and
-summed in float64, so the norm of finite elements is finite and as accurate as
-float32 allows. In float32, the square of 1e-25 is 0, the square of 1e20 is inf,
-and XLA's sum of 20 million equal squares has a relative error above 1e-4.
+summed in float64, so the norm of finite float32 elements is finite and as
+accurate as float32 allows. In float32, the square of 1e-25 is 0, the square of
+1e20 is inf, and XLA's sum of 20 million equal squares has a relative error
+above 1e-4.
 """
 
 import functools
@@ -19,7 +20,7 @@ from tf_optimizers._compat.tensorflow_internals import eager_context, in_xla
 def compiled(
     function: Callable, like: Any, *constants: Any, xla: bool = True
 ) -> Callable:
-    """Return a `tf.function` of tensors that calls `function`.
+    """Return a function of tensors that calls `function` in a `tf.function`.
 
     All optimizers share one `tf.function` per signature. Floats are not part of
     the signature, so a sweep of hyperparameters compiles `function` only once.

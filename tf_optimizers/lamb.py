@@ -35,8 +35,9 @@ class Lamb(LayerwiseOptimizer):
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
-    Sparse gradients: made dense after the exchange; duplicate rows are summed
-    first. The update is dense.
+    Sparse gradients: made dense after the exchange, or before it with
+    `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
+    summed. The update is dense.
     NaN and inf: a NaN or inf in the gradient makes the variable not finite.
     Differs from the paper: only in the bounds of phi.
     Differs from `paddle.optimizer.Lamb`: the trust ratio also applies with
@@ -59,7 +60,8 @@ class Lamb(LayerwiseOptimizer):
             with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are
-            not decayed, and `[]` excludes no variable. Defaults to `None`.
+            excluded from weight decay, and `[]` excludes no variable. Defaults
+            to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.

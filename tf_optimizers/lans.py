@@ -41,10 +41,10 @@ class LANS(LayerwiseOptimizer):
                                 + (1 - beta_1) (phi(|w|) / |c|) c)
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
-    whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 if |g|
-    is 0. Each trust ratio, phi(|w|) / |a| or phi(|w|) / |c|, is 1 if its
-    numerator or denominator is 0, and for variables that are excluded from
-    layer adaptation.
+    whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 if |g| is
+    0 (or less than 1.2e-38). Each trust ratio, phi(|w|) / |a| or phi(|w|) /
+    |c|, is 1 if its numerator or denominator is 0, and for variables that are
+    excluded from layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
     matter only for overflow and underflow.
@@ -53,8 +53,9 @@ class LANS(LayerwiseOptimizer):
     bytes per parameter; float16 and bfloat16 variables also get float32 master
     weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
-    Sparse gradients: made dense after the exchange; duplicate rows are summed
-    first. The update is dense.
+    Sparse gradients: made dense after the exchange, or before it with
+    `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
+    summed. The update is dense.
     NaN and inf: a NaN or inf in the gradient makes the variable not finite.
     Differs from the paper: only in clipping g~ and in the bounds of phi.
     Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
@@ -76,7 +77,8 @@ class LANS(LayerwiseOptimizer):
             with and without the model's name. Defaults to `None`.
         exclude_from_layer_adaptation: Patterns, as in
             `exclude_from_weight_decay`. None excludes the variables that are
-            not decayed, and `[]` excludes no variable. Defaults to `None`.
+            excluded from weight decay, and `[]` excludes no variable. Defaults
+            to `None`.
         lower_bound: float >= 0 or None. Lower bound of phi.
             Defaults to `None`.
         upper_bound: float > 0 or None. Upper bound of phi.
@@ -191,7 +193,7 @@ def normalized(
     """Return a function that divides a gradient, or a block of it, by `norm`.
 
     With a limit, the function also clips elements to [-limit, limit]. If the
-    norm is 0, the function returns 0.
+    norm is less than `TINY`, the function returns 0.
     """
     # The inverse of a subnormal float32 norm can overflow. NaN is not less than
     # `TINY`, so a NaN norm gives NaN.

@@ -56,7 +56,11 @@ class ReplicaGroup:
 
     @property
     def workers(self) -> int:
-        """The number of processes."""
+        """The number of processes.
+
+        Raises:
+            TypeError: Under TensorFlow's strategy for several processes.
+        """
         if isinstance(
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
@@ -315,7 +319,7 @@ def replicas_of(
 
 
 def check_in_run(strategy: tf.distribute.Strategy) -> None:
-    """Raise if called outside of `strategy.run`, unless it has one replica."""
+    """Raise outside of `strategy.run`, unless `strategy` has one replica."""
     context = tf.distribute.get_replica_context()
     replicas = strategy.num_replicas_in_sync
     if context is None or context.num_replicas_in_sync < replicas:

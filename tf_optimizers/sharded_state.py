@@ -86,7 +86,8 @@ class ShardedState(Wrapper):
     the same number of bytes, both together move as many bytes as a dense
     all-reduce. `global_clipnorm` takes one more round trip, as does `clipnorm`
     if variables are split.
-    Sparse gradients: made dense; duplicate rows are summed.
+    Sparse gradients: made dense if there are several replicas; duplicate rows
+    are summed.
     NaN and inf: as with the inner optimizer.
 
     Args:
@@ -102,8 +103,9 @@ class ShardedState(Wrapper):
         name: str or None. The optimizer's name. Defaults to `None`.
 
     Raises:
-        TypeError: If `inner_optimizer` is not an optimizer.
-        ValueError: If `inner_optimizer` is not supported.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `inner_optimizer` is already built or not supported, or
+            if the strategy is not supported.
 
     Example:
         >>> import keras
@@ -212,7 +214,7 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Cast gradients, or densify those that Keras must unscale."""
+        """Cast gradients for our own optimizers; densify if Keras unscales."""
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
         if self.loss_scale_factor:  # Keras cannot divide `IndexedSlices`.
@@ -320,10 +322,10 @@ def _check_distributed(
     if given and inner.use_ema and not isinstance(inner, Optimizer):
         raise ValueError(
             "`ShardedState` cannot combine `use_ema` with "
-            "`gradient_accumulation_steps`. Received: "
-            f"`{type(inner).__name__}` with use_ema=True and "
-            f"gradient_accumulation_steps={given}, which updates averages "
-            "after every batch. Leave one of the two arguments out."
+            "`gradient_accumulation_steps` if the inner optimizer updates "
+            f"averages after every batch. Received: `{type(inner).__name__}` "
+            f"with use_ema=True and gradient_accumulation_steps={given}. Leave "
+            "one of the two arguments out."
         )
     for variable in variables:
         if is_overwritten(inner, variable):

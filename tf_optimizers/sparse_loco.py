@@ -68,9 +68,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     enough.
 
     A variable's updates are averaged densely if it has fewer than
-    `min_compress_size` elements, is not float32, or has sparse gradients
-    (embeddings). For half-precision variables, the inner optimizer updates
-    float32 master weights.
+    `min_compress_size` elements, is a scalar, is not float32, or has sparse
+    gradients (embeddings). For half-precision variables, the inner optimizer
+    updates float32 master weights.
 
     With `sync_every` > 1, the weights of a model differ between workers except
     right after a synchronization. In a custom training loop, call `synchronize`
@@ -87,11 +87,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         b_i <- w_i
         begin to send the k entries of largest |e_i|; e_i becomes 0 there
 
-    As a result, an element of w_i that worker i has sent changes by the
-    difference between the sum and worker i's own entry. Any other element
-    changes by the sum of the other workers' entries. All workers have the same
-    w, bit for bit. `synchronize` waits until all entries have arrived,
-    exchanges once more without overlap, and sets all w_i to w.
+    As a result, if `residual_decay` is 1, an exchange adds N times worker i's
+    own sent entries to w_i, because w_i already includes these updates. Then it
+    subtracts outer_learning_rate times the sum of all workers' entries. All
+    workers have the same w, bit for bit. `synchronize` waits until all entries
+    have arrived, exchanges once more without overlap, and sets all w_i to w.
 
     The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
     except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
@@ -363,7 +363,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Give all replicas the same weights at the end of `fit`."""
+        """Synchronize at the end of `fit`; with `use_ema`, overwrite weights."""
         self.synchronize()
         super().finalize_variable_values(var_list)
 
@@ -535,7 +535,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _dense_update(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Return a weight's change in a round, as the mean over replicas."""
+        """Return the mean over replicas of a weight's change in a round."""
         del index, weight, rate
         return moved / self._compressor.wire.replicas
 

@@ -1,9 +1,9 @@
 """Finds the optimizers that train a model.
 
 One optimizer is passed to `compile`. A custom `train_step` may use more. The
-search covers the attributes of the model, of compiled models inside the model
-(as in a GAN), and of the user's own objects. If an attribute is a list or a
-dict, its elements are searched, too.
+search covers the attributes of the model, of its layers, of models inside the
+model (as in a GAN), and of the user's own objects. If an attribute is a list, a
+tuple or a dict, its elements are searched, too.
 """
 
 import itertools
