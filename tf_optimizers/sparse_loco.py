@@ -363,7 +363,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Synchronize at the end of `fit`; with `use_ema`, overwrite weights."""
+        """Synchronize after `fit`; with `use_ema`, overwrite the weights."""
         self.synchronize()
         super().finalize_variable_values(var_list)
 
