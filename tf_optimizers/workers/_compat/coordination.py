@@ -1,7 +1,8 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
-Processes exchange strings through the service's key-value store. Unlike
-collectives, the store needs no graph, and its reads have a timeout.
+Processes exchange strings through the service's key-value store, outside of
+steps. Reads have a timeout. This module also finds the cluster that the process
+has joined, and aborts the collectives of the process.
 """
 
 from typing import Any
@@ -13,14 +14,14 @@ from tensorflow.python.eager import context
 def has_tensorflow_started() -> bool:
     """Return whether TensorFlow has initialized its devices.
 
-    A strategy created after that cannot configure collectives, and TensorFlow's
-    own error does not suggest a remedy.
+    After that, a process cannot join a cluster, and TensorFlow's own error does
+    not suggest a remedy.
     """
     return context.context()._context_handle is not None
 
 
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
-    """Return this process's cluster, and the type and index of its task.
+    """Return this process's cluster, task type and task index.
 
     Return None if no strategy has joined a cluster yet. TensorFlow has no
     public accessor.
@@ -41,11 +42,12 @@ def write(key: str, text: str) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the string of a key, or None if it does not arrive in time.
+    """Return the string of a key, or None if no string arrives in time.
 
     Args:
         key: The key.
-        timeout: The longest wait for the string, in seconds.
+        timeout: The longest wait, in seconds. At least 0.001, since TensorFlow
+            waits without a limit if the timeout is 0 ms.
     """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))
@@ -59,7 +61,12 @@ def delete(key: str) -> None:
 
 
 def check_alive(task: str, timeout: float) -> None:
-    """Raise TensorFlow's error unless a task answers in `timeout` seconds."""
+    """Raise TensorFlow's error if a task is silent or has restarted.
+
+    Args:
+        task: The name of the task, such as "/job:worker/replica:0/task:1".
+        timeout: The longest wait for an answer, in seconds.
+    """
     context.context().check_collective_ops_peer_health(
         task, int(1000 * timeout)
     )
@@ -68,7 +75,7 @@ def check_alive(task: str, timeout: float) -> None:
 def meet(key: str, timeout: float) -> None:
     """Wait until every process has called this function with the same key.
 
-    Raise TensorFlow's error after `timeout` seconds.
+    Raise TensorFlow's error after `timeout` seconds, or if a process has died.
     """
     context.context().wait_at_barrier(key, int(1000 * timeout))
 

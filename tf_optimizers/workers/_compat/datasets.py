@@ -1,4 +1,4 @@
-"""Reads and changes private attributes of TensorFlow's datasets."""
+"""Reads and changes private attributes of datasets and their iterators."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
 
 def graphs_of(dataset: tf.data.Dataset) -> list[Any]:
     """Return the graphs of the functions that a dataset calls."""
-    # Callers search the graphs for random ops and for shuffles.
+    # Callers search the graphs for shuffles, random ops and calls to Python.
     return [each.function.graph for each in dataset._functions()]
 
 
@@ -33,7 +33,7 @@ def called_graphs(op: tf.Operation) -> Iterator[Any]:
 
 def seeds_of(dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """Return the two seeds of a shuffle; an empty list for other datasets."""
-    # Workers compare these seeds, because they must draw the same rows.
+    # Workers compare these seeds, because all workers must draw the same rows.
     if not isinstance(dataset, _ShuffleDataset):
         return []
     return [dataset._seed, dataset._seed2]
@@ -64,12 +64,12 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 def specs_of(spec: Any) -> Sequence[tf.TypeSpec]:
     """Return the type of each replica's value, given the per-replica type."""
-    # `tf.distribute.DistributedValues` has no public type.
+    # `tf.distribute.DistributedValues` has no public `tf.TypeSpec`.
     return spec._value_specs
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset without autotuning, unless the user has set this option.
+    """Return a dataset without autotuning, unless the user has set the option.
 
     TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
     The thread sleeps for as long as the iterator has existed, at most a minute,
@@ -83,7 +83,10 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def stop_autotuning_on_devices(iterator: Any) -> None:
-    """Replace each device's iterator with an iterator without autotuning."""
+    """Replace each device's iterator with an iterator without autotuning.
+
+    If the iterator copies no batches to devices, nothing is replaced.
+    """
     # TensorFlow accepts no options for these iterators.
     (worker,) = iterator._iterators
     made = worker._iterator

@@ -6,8 +6,7 @@ import these names.
 
 # ruff: noqa: F401
 
-# The implementation of `MultiWorkerMirroredStrategy`, which `SparseExtended`
-# extends.
+# Implements `MultiWorkerMirroredStrategy`. `SparseExtended` extends this class.
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -34,10 +33,10 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 
-# Per-replica values of a batch; our subclasses add the number of rows.
+# Per-replica values of a batch; our subclasses add numbers of rows.
 from tensorflow.python.distribute.values import PerReplica, PerReplicaSpec
 
 # `async_wait` waits for asynchronous operations. `tensorflow_seed` returns the
-# seed that `tf.random.set_seed` has set.
+# seed that `tf.random.set_seed` has set, or None.
 from tensorflow.python.eager.context import async_wait
 from tensorflow.python.eager.context import global_seed as tensorflow_seed

@@ -1,4 +1,7 @@
-"""Finds the model and the Python function of a step that Keras runs."""
+"""Finds the model and the Python function of a step.
+
+This module also wraps private names of Keras that change or replace a step.
+"""
 
 import contextlib
 import functools
@@ -60,10 +63,10 @@ def mark_steps(
     is_for: Callable[[tf.distribute.Strategy], bool],
     with_rounds: Callable[[keras.Model, Callable], Callable],
 ) -> None:
-    """Make Keras pass each step to its strategy as a `ModelStep`, permanently.
+    """Make Keras run train and test steps as `ModelStep`, permanently.
 
-    A `ModelStep` holds the model. Some steps have no reference to it: for
-    example, a lambda, or a function that a decorator returns.
+    A `ModelStep` refers to the model. Some steps do not: for example, a lambda,
+    or a function that a decorator returns.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
@@ -89,15 +92,16 @@ def mark_steps(
 def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     """Return the model of a step, the step's function, and the step's kind.
 
-    `fit` and `evaluate` run a `ModelStep`. Custom loops run a method of the
-    model. `predict` runs a function of Keras that refers to the model. Any of
+    Keras trains and evaluates with a `ModelStep`, and predicts with a function
+    that refers to the model. Custom loops run a method of the model. Any of
     these functions may be wrapped.
 
     Returns:
         None if the function is not a step. The kind is "train_step",
         "test_step" or "predict_step", even if the function has another name.
-        For a `tf.function`, the returned function is its Python function: a
-        `tf.function` cannot update variables when a replica calls it.
+        For a `tf.function` that trains or evaluates, the returned function is
+        its Python function: a `tf.function` cannot update variables when a
+        replica calls it.
     """
     known = function.model if isinstance(function, ModelStep) else None
     function = unmarked(function)
@@ -118,7 +122,7 @@ def _wrapped(function: Any) -> Iterator[Any]:
 
 
 def _model_of_step(function: Any) -> keras.Model | None:
-    """Return the model if a function is a step and a method of it, else None.
+    """Return the model of a method that is a step; None for other functions.
 
     A model's method is a step if it is named `train_step` or `test_step`, or if
     it is assigned to one of these attributes.
@@ -137,8 +141,8 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return the name of a step's attribute: "train_step" or "test_step".
 
-    If neither attribute of the model holds the step, the function's name
-    decides. For example, the step may be the method of a base class.
+    If neither attribute of the model holds the step, the names of the functions
+    decide. For example, the step may be the method of a base class.
 
     Args:
         model: The model.
