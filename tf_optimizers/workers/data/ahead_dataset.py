@@ -70,7 +70,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator; its first batch waits for the other workers."""
+        """Return an iterator; this call and the first batch may wait."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)
@@ -147,8 +147,8 @@ def look_ahead(
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
             `tf.function` do not, since the function would never end.
-        begin: Called before an epoch with a function that makes an iterator;
-            returns the iterator.
+        begin: Called with a function that makes an eager iterator; returns the
+            iterator.
     """
     distributed.__class__ = AheadDataset
     distributed.batches, distributed.begin = batches, begin

@@ -8,7 +8,7 @@ The function `summarize` reduces the notes of all replicas to a summary.
 
 A digest covers one component of the batch, such as its images or its labels, in
 one of the 8 "slots" of the note. The digest is computed from a sample of
-bounded size. Each batch has a different sample.
+bounded size. In large batches, the sampled positions change at every batch.
 
 With random augmentation, the images of a batch differ between workers although
 the rows are the same. Then equal labels show that the rows are the same, if the
@@ -37,7 +37,7 @@ _PATIENCE = 64
 class Comparison(enum.IntEnum):
     """The content of batches that must be the same on all workers."""
 
-    NOTHING = 0  # Each worker has its own data.
+    NOTHING = 0  # For example, each worker has its own data.
     ROWS = 1  # The choice of rows. Random augmentation may differ.
     ALL = 2  # All components of a batch.
 
@@ -168,7 +168,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return a sample of a tensor: some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # Over several batches, the samples cover all positions.
+    # Over several batches, the samples cover all rows and all columns.
     return tf.reshape(tensor, [rows, columns])[
         number % down :: down, number % right :: right
     ]
@@ -194,7 +194,7 @@ def _rows_and_columns(tensor: tf.Tensor) -> tuple[Any, Any]:
 
 
 def _is_informative(slot: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Return whether rows of the batch differ in any component of a slot."""
+    """Return whether sampled rows differ in any component of a slot."""
     differ = [tf.reduce_any(prints[0] != prints[0][:1]) for prints in slot]
     return tf.reduce_any(differ) if len(differ) > 1 else differ[0]
 
@@ -258,7 +258,7 @@ def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Summarize the notes on several batches, one after another.
 
     Return the summary of the first batch whose verdict is not `SAME` or, if
-    there is none, of the last batch.
+    there is none, of the last batch. Without any batch, return `before`.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no
@@ -279,7 +279,7 @@ def summarize_own(
 ) -> tf.Tensor:
     """Return the summary of a batch without an exchange of notes.
 
-    The summary assumes that all workers have drawn the same batch.
+    The summary assumes that either all replicas have a part, or none.
 
     Args:
         note: The note of a replica of this worker. The last element is the
@@ -309,7 +309,7 @@ def start(last: tf.Variable | None) -> Sequence[int]:
 def check(
     known: tf.Tensor, rule: str = _RULE, hint: str = _HINT, ended: str = _ENDED
 ) -> Any:
-    """Raise if the batches of workers differ.
+    """Raise an error if the verdict of a summary is not `SAME`.
 
     In a graph, return an op that raises the error.
 

@@ -59,8 +59,8 @@ def note_next(
         note]. The notes are wrapped in an `Ending` if the last batch may lack a
         part.
     """
-    # Each mapped function costs time when it is traced, in every new iterator
-    # and in every step. So there are only three of them.
+    # Each mapped function costs time: once to be traced, then for each iterator
+    # and each step. So there are only three of them.
     spec: Any = None
 
     @_as_it_is
@@ -167,9 +167,9 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
 class RowCounts(NamedTuple):
     """The numbers of rows of a batch, as int32 scalars.
 
-    A replica whose part is empty holds a padding row, since few layers accept a
-    batch without rows. The padding row does not count. An element that is not a
-    batch counts as one row.
+    A replica whose part is empty holds padding, since few layers accept a batch
+    without rows. Padding does not count. An element that is not a batch counts
+    as one row on each replica.
 
     Attributes:
         total: The rows of all replicas; 0 if the batch has none.
@@ -193,8 +193,9 @@ class Counted(PerReplica):
     to pass information on the whole batch. Users may pass only some tensors of
     a batch, in any order. So every tensor carries the numbers of rows.
 
-    All parts share one type. The type of a single part may be too specific: a
-    step traced for two rows could not run on a replica with one row.
+    If `spec` is given, all parts share its type. The type of a single part may
+    be too specific: a step traced for two rows could not run on a replica with
+    one row.
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class MaybeEmptySpec(CountedSpec):
-    """The type of a `Counted` whose parts may consist of only padding."""
+    """The type of a `Counted` whose parts of fixed size may be padding."""
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:

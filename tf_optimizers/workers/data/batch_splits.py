@@ -116,13 +116,13 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the number of rows in a batch's type; None if it varies."""
+    """Return the fixed number of rows in a batch's type; None without one."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 
 
 def rows_of_type(spec: Any) -> int | None:
-    """Return the number of rows in a tensor's type; None if it varies."""
+    """Return the fixed number of rows in a tensor's type; None without one."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return None
     return spec.shape[0]

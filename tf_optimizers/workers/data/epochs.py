@@ -56,7 +56,7 @@ class EpochStart:
         if not self._draws and not self._is_python:
             return iterator
         generators = generator_digests() if self._is_python else []
-        # Compare after `make()`, when every shuffle has drawn at least once,
+        # Compare after `make()`, when most shuffles have drawn at least once,
         # since no shuffle can be set to 0 draws.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])

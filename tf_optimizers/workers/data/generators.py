@@ -1,7 +1,7 @@
 """Draws from Python generators equally often on all workers.
 
 TensorFlow reads ahead, in threads. When Keras drops an iterator, for example at
-the end of `fit`, some workers have read further than others. Their next
+the end of `fit`, some workers may have read further than others. The next
 iterators would then begin at different batches. So workers that are behind
 first draw batches until all workers have drawn the same number.
 """
@@ -129,6 +129,6 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
 
 
 def take_generator() -> SynchronizedGenerator | None:
-    """Return and forget the generator of the data that is being distributed."""
+    """Return and forget the generator behind the data to distribute."""
     found, _pending.generator = _pending.generator, None
     return found

@@ -63,6 +63,7 @@ def round_of_fit() -> LocalRound | None:
     Call this function outside of `strategy.run`.
 
     Returns:
-        None outside of `fit`, or if every step may exchange values.
+        None outside of Keras's train function, if every step may exchange
+        values, or if an optimizer is not built.
     """
     return current_round(_training.optimizers)

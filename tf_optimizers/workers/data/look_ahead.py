@@ -45,8 +45,9 @@ class AheadIterator(DistributedIterator):
 
     Notes may also hold the number of rows of the whole batch. Then, in a round
     of local steps (`local_rounds.py`), workers gather notes only in the last
-    step. Until then, each worker computes summaries from its own notes, and the
-    variable holds the summary, followed by the notes of the round so far.
+    step, or when a worker's data end. Until then, each worker computes
+    summaries from its own notes, and the variable holds the summary, followed
+    by the notes of the round so far.
     """
 
     variable: Any  # This reference keeps the variable alive.
@@ -93,7 +94,7 @@ class AheadIterator(DistributedIterator):
         """Draw this worker's parts of the next batch.
 
         A replica whose data have ended gets padding rows. Returns the number of
-        replicas that have a part without padding, and this worker's parts.
+        replicas whose data have not ended, and this worker's parts.
         """
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
@@ -134,7 +135,7 @@ class AheadIterator(DistributedIterator):
 
         In a `tf.function`, TensorFlow runs the exchange in parallel with every
         op that does not need its result. In eager mode, a thread runs the
-        exchange.
+        exchange, unless `background.is_at_once`.
 
         Args:
             this: The notes of this worker's replicas on this batch.
@@ -176,7 +177,7 @@ class AheadIterator(DistributedIterator):
     def _known_summary(
         self, this: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return this batch's summary, and the notes of the round so far.
+        """Return this batch's summary, and the notes not exchanged yet.
 
         For an iterator's first batch, workers exchange notes now.
         """
@@ -350,14 +351,14 @@ def _summarize_later(
 
 
 def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return notes without their last element, the total of rows."""
+    """Return notes without the total of rows, if they end with one."""
     return [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
 
 
 def _or_abort(function: Callable[[], None]) -> None:
-    """Call a function; if it raises an error, abort all collectives.
+    """Call a function; abort all collectives on an `InvalidArgumentError`.
 
-    Without this, a step in the main thread could wait forever for a worker
+    Otherwise, a step in the main thread could wait forever for a worker
     whose data have ended.
     """
     try:

@@ -2,8 +2,8 @@
 
 Every worker iterates over the whole dataset, and keeps its part of each batch.
 If workers shuffle differently, an epoch misses some rows, and uses other rows
-twice. If workers have different numbers of batches, they wait for each other
-forever.
+more than once. If workers have different numbers of batches, they wait for each
+other forever.
 """
 
 import collections
@@ -123,7 +123,7 @@ def propose_seeds() -> list[int]:
 
 
 def generator_digests() -> list[int]:
-    """Return digests of the states of Python's and NumPy's generators."""
+    """Return digests of Python's and NumPy's random number generators."""
     states = (random.getstate(), np.random.get_state())
     return [zlib.crc32(pickle.dumps(state)) for state in states]
 
@@ -223,7 +223,7 @@ def agree_on_data(
 
 
 def is_shared(dataset: Any) -> bool:
-    """Return whether every worker iterates over the whole dataset."""
+    """Return whether each worker takes its part of every batch."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy

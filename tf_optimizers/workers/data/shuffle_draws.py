@@ -55,7 +55,7 @@ class _Probe:
         return tf.io.serialize_tensor(state).numpy()
 
     def load(self, saved: bytes) -> None:
-        """Set the generator back to a state from `save`."""
+        """Set the generator to a state from `save`."""
         tf.raw_ops.DeserializeIterator(
             resource_handle=self._iterator,
             serialized=tf.io.parse_tensor(saved, tf.variant),
@@ -102,7 +102,8 @@ class ShuffleDraws:
     def count(self) -> int:
         """Return the number of draws, or -1 for more than `_MOST_DRAWS`.
 
-        If nothing was drawn yet, this method draws once and returns 1.
+        If nothing was drawn yet, this method draws once and returns 1. If it
+        returns -1, the shuffle has drawn once more.
         """
         with tf.device("CPU:0"):
             found = self._find(self._own.draw())
@@ -182,7 +183,7 @@ def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
     function makes a single generator, which the traced function captures.
 
     Returns:
-        None if the user has set a seed.
+        None if the user has set a seed, or without eager execution.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         if chosen is None or not tf.executing_eagerly():

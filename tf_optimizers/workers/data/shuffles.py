@@ -21,7 +21,10 @@ _SAME_ON_WORKERS = {"Assert", "ReadVariableOp"}
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Return the seeds of all shuffles in a dataset, in a fixed order."""
+    """Return the seeds of a dataset's shuffles, in a fixed order.
+
+    Shuffled datasets that functions make, as in `flat_map`, are not included.
+    """
     own = list(map(int, seeds_of(dataset)))
     seeds = [own] if own else []
     for graph in graphs_of(dataset):
@@ -38,8 +41,8 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
 def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
-    The content may differ if a `map` draws random numbers or calls Python, or
-    if a Python generator yields the rows.
+    The content may differ if a `map` draws random numbers, calls Python or runs
+    another stateful op, or if a Python generator yields the rows.
     """
     is_map = isinstance(dataset, MAPS)
     for graph in graphs_of(dataset):
@@ -65,7 +68,7 @@ def _is_random(graph: Any) -> bool:
 
 
 def _has_random_maps(graph: Any) -> bool:
-    """Return whether a `map` in a function's graph draws random numbers."""
+    """Return whether rows that a graph makes may differ between workers."""
 
     def makes_rows(op: Any) -> bool:
         return "Map" in op.type and "FlatMap" not in op.type
