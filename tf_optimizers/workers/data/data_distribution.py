@@ -108,6 +108,7 @@ def split_arrays(
     Raises:
         tf.errors.InvalidArgumentError: If batches differ between workers. A
             `tf.function` raises the error when the function runs.
+        ValueError: If the values of the batch differ in their number of rows.
     """
     extended = strategy.extended
     if are_compared(strategy):

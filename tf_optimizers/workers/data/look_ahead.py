@@ -2,7 +2,8 @@
 
 TensorFlow's own iterators ask all workers before every step whether any worker
 has a batch, and the step waits for the answer. An `AheadIterator` exchanges
-this information, and more, during the previous step.
+this information, and more, during the previous step. Only the first batch of an
+iterator waits.
 """
 
 import functools
