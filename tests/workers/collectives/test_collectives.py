@@ -243,6 +243,7 @@ def test_rows_are_ordered_by_replica_not_by_name():
     def launcher(run):
         own = object.__new__(KeyedLauncher)
         own._group_size, own._ranks, own._sends_at_once = count, ranks, False
+        own._has_all_to_all = True
         own._run = run
         return own
 
@@ -296,3 +297,33 @@ def test_collectives_are_described():
     kind = kind_number("CollectiveGatherV2", tf.int64)
     assert describe(kind, 7) == "CollectiveGatherV2 of 7 int64"
     assert describe(21, 1) == "CollectiveAllToAllV2 of 1 another dtype"
+
+
+MANY = """
+import tensorflow as tf
+
+cpu, *_ = tf.config.list_physical_devices("CPU")
+each = tf.config.LogicalDeviceConfiguration()
+tf.config.set_logical_device_configuration(cpu, [each] * 12)
+
+import tf_optimizers as tfo
+from tf_optimizers.replicas import replicas_of
+
+strategy = tfo.SparseMultiWorkerMirroredStrategy()
+
+
+def exchange():
+    rows = 100 * replicas_of().rank + tf.range(12)
+    return replicas_of().all_to_all(rows[:, tf.newaxis])
+
+
+step = tf.function(lambda: strategy.run(exchange), autograph=False)
+received = strategy.experimental_local_results(step())
+for rank, rows in enumerate(received):
+    assert rows[:, 0].numpy().tolist() == [100 * r + rank for r in range(12)]
+"""
+
+
+def test_many_replicas_of_a_process_exchange_rows():
+    """TensorFlow (2.21) cannot tell messages 1 to 11 and 11 to 1 apart."""
+    real_workers.output_of(MANY)

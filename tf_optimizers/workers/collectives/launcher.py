@@ -113,11 +113,12 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self._rank = ranks[replica]
         self._levels = levels(self._everyone, self._rank)
         self._ranks = list(ranks)
+        self._has_all_to_all = local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         self._sends_at_once = (
             "CPU" in self._device
             # With two replicas, TensorFlow's ring also takes one round.
             and self._group_size > 2
-            and local_replicas <= _LOCAL_REPLICAS_AT_ONCE
+            and self._has_all_to_all
         )
         self.progress = Progress(
             self._device, is_guarded=self._group_size > local_replicas
@@ -173,8 +174,12 @@ class KeyedLauncher(CollectiveReplicaLauncher):
 
     def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
         """Send row i to replica i; return received rows in replica order."""
-        by_rank = np.argsort(self._ranks).tolist()
-        rows = tf.reshape(tensor, [self._group_size, -1])
+        size, by_rank = self._group_size, np.argsort(self._ranks).tolist()
+        if not self._has_all_to_all:
+            every = tf.reshape(self.gather(tensor, options), [size, size, -1])
+            own = every[:, self._ranks.index(self._rank)]
+            return tf.reshape(own, _shape(tensor))
+        rows = tf.reshape(tensor, [size, -1])
         signature = ALL_TO_ALL, _elements(rows), 0
         received = self._run(
             ALL_TO_ALL, self._in_order(rows, by_rank), signature, options
