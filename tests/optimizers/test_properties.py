@@ -188,6 +188,7 @@ LAYOUTS = st.tuples(st.integers(1, 4), st.integers(1, 3))
     scale=st.sampled_from([1e-30, 1.0, 1e30]),
 )
 def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
+    """Sums of integers are exact."""
     rng = np.random.default_rng(seed)
     count, replicas = math.prod(old), math.prod(new)
     values = (rng.standard_normal([count, 7]) * scale).astype("float32")
@@ -198,6 +199,12 @@ def test_any_number_of_replicas_shares_the_same_sum(old, new, seed, scale):
         False, False, values.__getitem__, old, new, range(replicas)
     )
     assert len(own) == replicas and own[0].dtype == values.dtype
+    numbers = rng.integers(-9, 9, [count, 7], "int32")
+    shares = redistribute(
+        True, False, numbers.__getitem__, old, new, range(replicas)
+    )
+    np.testing.assert_array_equal(np.sum(shares, 0), np.sum(numbers, 0))
+    assert shares[0].dtype == numbers.dtype
     # All replicas agree, or nothing has changed.
     expected = values if old == new else own[:1] * replicas
     np.testing.assert_array_equal(own, expected)

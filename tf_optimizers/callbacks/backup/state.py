@@ -214,7 +214,8 @@ def redistribute(
     If the numbers of workers or replicas have changed, the values are
     converted: sums over replicas keep their total, rows from different replicas
     are put together, and other floating-point values keep their mean. Of all
-    other values, every replica gets the first replica's.
+    other values, every replica gets the first replica's. If a total of integers
+    leaves a remainder, the first replicas get 1 more.
 
     Args:
         is_summed: Whether the replicas' values add up.
@@ -231,6 +232,11 @@ def redistribute(
         return [read(replica) for replica in own]
     first = read(0)
     is_number = keras.backend.is_float_dtype(str(first.dtype))
+    if is_summed and not is_number:
+        saved = [read(replica) for replica in range(math.prod(old))]
+        total = np.sum(saved, axis=0, dtype=int)
+        each, rest = np.divmod(total, math.prod(new))
+        return [(each + (r < rest)).astype(first.dtype) for r in own]
     if is_summed or ((is_owned or is_number) and not is_identical):
         total = first.astype(np.float64)
         for replica in range(1, math.prod(old)):
