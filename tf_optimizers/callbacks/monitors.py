@@ -215,7 +215,7 @@ class OffloadMonitor(Monitor):
 
     def after_step(self, before: Any) -> tuple[dict, dict]:
         """Return the bytes on devices and on the host, in total and by part."""
-        devices = self.optimizer.memory_summary()["AdamOffload"]
+        devices = self.optimizer.memory_summary()[type(self.optimizer).__name__]
         figures = {
             f"{device}_bytes": sum(parts.values())
             for device, parts in devices.items()
