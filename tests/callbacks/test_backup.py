@@ -398,7 +398,7 @@ def test_each_of_two_fits_resumes_from_its_own_backup(tmp_path):
 
 def test_backup_of_another_fit_is_kept_with_a_warning(tmp_path):
     model = make_small(tmp_path, 7, save_freq="epoch", name="other")
-    with pytest.warns(UserWarning, match="'other'.*is 'fit 1'.*name='other'"):
+    with pytest.warns(UserWarning, match="is named 'fit 1'.*name='other'"):
         assert epochs_of(fit(model, tmp_path)) == [0, 1, 2]
     assert epochs_of(fit(model, tmp_path, name="mine")) == [0, 1, 2]
     assert epochs_of(fit(model, tmp_path, name="other")) == [1, 2]

@@ -32,7 +32,7 @@ FLOWS = {
         2255,
     ),
     "AdamOffload": (lambda: tfo.AdamOffload(0.1), 754),
-    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1148),
+    "ShardedState": (lambda: tfo.ShardedState(keras.optimizers.Adam()), 1151),
 }
 
 

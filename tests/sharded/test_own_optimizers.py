@@ -294,7 +294,7 @@ def test_limits_that_keras_ignores_change_nothing(mirrored, limit):
     assert_alike(found, stepped(tf.distribute.get_strategy(), make))
 
 
-UNEVEN = pytest.mark.filterwarnings("ignore:Each replica should")
+UNEVEN = pytest.mark.filterwarnings("ignore:No replica should")
 
 
 @UNEVEN

@@ -77,7 +77,7 @@ def test_all_statements_are_gathered(store):
 
 
 def test_silent_workers_are_named(store):
-    message = r"reach lunch. Received nothing from worker 1, worker 2 in 30 s"
+    message = r"lunch. Received nothing from worker 1, worker 2 within 30 s"
     with pytest.raises(RuntimeError, match=f"{message}. Eat."):
         gather()
     assert 30 <= store.now < 31
@@ -143,7 +143,7 @@ def test_first_worker_is_named(store, is_there):
     """
     if is_there:
         say(store, 0, "soup")
-    with pytest.raises(RuntimeError, match="nothing from worker 0 in 30 s"):
+    with pytest.raises(RuntimeError, match="nothing from worker 0 within 30 s"):
         gather(worker=2)
     late = 40 if is_there else 0
     assert 30 + late <= store.now <= 36 + late
@@ -166,10 +166,10 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
     monkeypatch.setattr(type(alone.extended), "workers", 2)
     monkeypatch.setattr(type(alone.extended), "tasks", TASKS[:2])
     monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 3600.0)
-    with pytest.raises(RuntimeError, match="from worker 1 in 1800 s"):
+    with pytest.raises(RuntimeError, match="from worker 1 within 1800 s"):
         agreement.gather_statements(alone, "lunch", "soup")
     alone.agreement_seconds = 7.0
-    with pytest.raises(RuntimeError, match="from worker 1 in 7 s"):
+    with pytest.raises(RuntimeError, match="from worker 1 within 7 s"):
         agreement.gather_statements(alone, "lunch", "soup")
 
 
