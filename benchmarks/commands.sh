@@ -68,9 +68,9 @@ python benchmarks/latency.py --optimizer AdamW --workers 2 4 --rounds 5 \
     --round-trips 0 100 --contenders "AdamW in SparseLoCo, fit" \
     "AdamW in SparseLoCo, 8 local steps, fit" \
     --output benchmarks/results/local_latency.json  # local_latency
-sudo python benchmarks/overlap.py  # overlap
-sudo python benchmarks/overlap.py --local-steps 16 --rounds 12 --turns 8
-sudo python benchmarks/overlap.py --width 3162 --rounds 12
+sudo python benchmarks/overlap.py --rounds 16  # overlap
+sudo python benchmarks/overlap.py --local-steps 16 --rounds 10 --turns 8
+sudo python benchmarks/overlap.py --width 3162 --rounds 8
 python benchmarks/messages.py --workers 16 8  # messages
 python benchmarks/cost_model.py  # cost_model
 
