@@ -263,7 +263,7 @@ def _add_blocks(
 
 
 def _squares(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Square one vector in float64, or two vectors as one complex vector.
+    """Square the elements in float64; pack two vectors into a complex one.
 
     Summing a complex vector takes one pass over memory. Summing two real
     vectors would take two.

@@ -813,7 +813,7 @@ def test_alternating_variables_are_rejected_before_a_cool_down(cool_down):
     optimizer.build([first, second])
     optimizer.apply([tf.ones([6, 8])], [first])
     if cool_down:
-        with pytest.raises(ValueError, match="no gradient of first"):
+        with pytest.raises(ValueError, match="no gradient for first"):
             optimizer.apply([tf.ones([6, 8])], [second])
     else:
         optimizer.apply([tf.ones([6, 8])], [second])

@@ -158,7 +158,7 @@ class Others(Counted):
             ByIndex,
             r"count_0 of shape \(6, 8\), the shape of a variable",
         ),
-        (Scalars, "changes state of another"),
+        (Scalars, "belongs to another"),
         (Flags, "of dtype bool"),
         (Others, "uses another variable.s state"),
     ],

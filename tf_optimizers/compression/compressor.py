@@ -262,11 +262,11 @@ class Compressor:
         if missing and has_cool_down and not is_all:
             raise ValueError(
                 "With a cool-down (`rampdown_begin_step`), every variable must "
-                "have a gradient in every step. Received: no gradient of "
+                "have a gradient in every step. Received: no gradient for "
                 f"{path_of(variables[min(missing)])}, which had a gradient in "
                 "an earlier step. Pass `rampdown_begin_step=None` and "
                 "`rampdown_step=1`, or use a separate optimizer for variables "
-                "without a gradient in some steps."
+                "that do not get a gradient in every step."
             )
 
     def allocate(self, indices: Sequence[int]) -> None:

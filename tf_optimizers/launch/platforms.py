@@ -255,7 +255,7 @@ def _from_slurm(environment: Mapping[str, str], machines: int | None) -> Place:
             f"Slurm writes them. Received: {nodes!r} and {counts!r}. Leave "
             "both as Slurm sets them."
         ) from error
-    # With Slurm's `block` distribution, a node's tasks have successive ranks.
+    # With Slurm's `block` distribution, a node's tasks have consecutive ranks.
     places = [(host, i, n) for host, n in pairs for i in range(n)]
     _, local, count = places[index] if index < len(places) else ("", 0, 1)
     reported = environment.get("SLURM_LOCALID", str(local))

@@ -14,7 +14,8 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
-# The exit code of all workers after one received SIGTERM and all backed up.
+# The exit code of all workers after one of them has received SIGTERM and all
+# have written a backup.
 PREEMPTED = 128 + signal.SIGTERM
 # Seconds between the request to stop and SIGKILL, unless the user sets a grace
 # period. `BACKUP_GRACE` leaves time for a backup. After a failure, workers

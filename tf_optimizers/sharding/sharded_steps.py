@@ -239,11 +239,11 @@ class ShardedSteps:
                     master.assign(new)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
-        """Set variables to their averages, outside of `strategy.run`.
+        """Set variables to their averages; call this between steps.
 
-        Keras passes the variables that are trainable now, even if the optimizer
-        does not update them. If a variable was frozen after the step was
-        traced, the step still updates it, so this method sets it, too.
+        `variables` are those that are trainable now. If a variable was frozen
+        after the step was traced, the step still updates the variable, so this
+        method sets it, too.
         """
         inner = self._optimizer
         if not int(micro_steps(inner)):
@@ -325,11 +325,11 @@ def _total_squares(
 
 def _reject_change(*args: Any, **kwargs: Any) -> None:
     raise ValueError(
-        "`update_step(gradient, variable, learning_rate)` must change only the "
-        "state of `variable`. Received: a call that changes state of another "
-        "variable, or of no variable. Create the state of each variable with "
-        "`self.add_variable_from_reference(variable, name)`, or use the inner "
-        "optimizer without `ShardedState`."
+        "`update_step(gradient, variable, learning_rate)` may change only "
+        "`variable` and its state. Received: a call that changes state that "
+        "belongs to another variable, or to no variable. Create each "
+        "variable's state by `self.add_variable_from_reference(variable, name)`"
+        ", or use the inner optimizer without `ShardedState`."
     )
 
 

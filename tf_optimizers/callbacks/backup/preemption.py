@@ -263,8 +263,9 @@ def _end_at_exit() -> None:
     running = _running
     if running is not None:
         running.end(is_leaving=True)
-        # An exception has ended `fit`. TensorFlow may need seconds to end, and
-        # Python calls no handlers meanwhile. So let SIGTERM end the process.
+        # An exception has ended `fit`. TensorFlow may take seconds to shut
+        # down, and Python runs no signal handlers during that time. So let
+        # SIGTERM end the process.
         running.release()
 
 

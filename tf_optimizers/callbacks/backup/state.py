@@ -193,7 +193,7 @@ class State:
         for name, here, there in pairs:
             if here != there:
                 raise ValueError(
-                    "A backup must be of the same model and optimizer. "
+                    "A backup must come from the same model and optimizer. "
                     f"Received: {name} is {here} in this run, and {there} in "
                     "the backup. Use the same model and optimizer, or start "
                     "over with another `backup_dir`."

@@ -39,7 +39,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 
-# TensorFlow's names of the operations.
+# TensorFlow's names for the operations.
 REDUCE = "CollectiveReduceV2"
 GATHER = "CollectiveGatherV2"
 ALL_TO_ALL = "CollectiveAllToAllV2"

@@ -49,7 +49,7 @@ class EpochStart:
         self._is_python = not is_alone and comes_from_python(dataset)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
-        """Return an iterator from `make`, in the same order on all workers."""
+        """Return an iterator from `make` with the same order on all workers."""
         if self._generator:
             self._generator.begin(self._strategy)
         iterator = make()

@@ -77,8 +77,8 @@ class Steps:
         self._strategy, self._watch = strategy, watch
         self._row_variables: list[tf.Variable] = []
         self._is_of_arrays = False  # Whether the last step got plain arrays.
-        # For each model, two values of the argument `seen` of `split_arrays`:
-        # one for training and evaluation, and one for prediction.
+        # For each model, two dicts to pass to `split_arrays` as `seen`: one for
+        # training and evaluation, and one for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
             weakref.WeakKeyDictionary()
         )

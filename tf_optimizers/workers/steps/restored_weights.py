@@ -22,13 +22,13 @@ _EPSILONS = {
     tf.float32: 2.0**-23,
     tf.float64: 2.0**-52,
 }
-# A weight is restored only if the step has moved an element of the weight by
-# more than this number times the element's largest rounding error.
+# A weight is restored only if the step has moved at least one element by more
+# than this many times the bound on the element's rounding error.
 _LEAST_MOVE = 16.0
 
 
 class RestoredWeights:
-    """The values that a step of a replica has assigned to weights so far.
+    """The values that one replica's step has assigned to weights so far.
 
     Functions that are traced separately count as separate steps.
     """

@@ -94,8 +94,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     is_known = optimizer.built and is_adopted(optimizer)
     maker = None if is_known else maker_of(variables or ())
     if maker is not None and is_ours(maker):
-        # Outside of `run`, TensorFlow would raise errors that do not suggest a
-        # remedy.
+        # Outside of `run`, TensorFlow's own errors do not say what to do.
         check_in_run(maker)
     strategy = strategy_of_replica()
     if strategy is None:
