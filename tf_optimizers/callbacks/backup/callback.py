@@ -63,10 +63,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     With another number of workers or replicas, sums over replicas
     (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
     evenly, and keep their totals up to rounding. `ShardedState` shards its
-    state anew. Other floating-point numbers that differ between replicas are
-    averaged: the state of `SparseLoCo`'s inner optimizer, weights between
-    synchronizations of `SparseLoCo`, and the statistics of
-    `BatchNormalization`.
+    state again. Other floating-point numbers that differ between replicas are
+    replaced with their mean. These are the state of `SparseLoCo`'s inner
+    optimizer, weights between synchronizations of `SparseLoCo`, and the
+    statistics of `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
