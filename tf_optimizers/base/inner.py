@@ -135,11 +135,8 @@ def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
 
     Variables that the optimizer does not update are ignored.
     """
-    if not isinstance(inner, Optimizer):
+    if not inner.built or not isinstance(inner, Optimizer):
         exclude_from_weight_decay(inner, variables)
-        return
-    if not inner.built:
-        inner.exclude_from_weight_decay(variables)
         return
     keys = {variable_key(inner, variable) for variable in variables}
     chosen = {
