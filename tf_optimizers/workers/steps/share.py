@@ -125,7 +125,9 @@ def factor_of_sum(value: Any) -> Any:
     """Return the factor of a sum over a value's elements, in a loss.
 
     The gradients of the loss are multiplied by the replica's share later. So
-    the factor is the inverse of the share for a value of rows, else 1.
+    the factor is the inverse of the share for a value of rows, else 1. If the
+    number of rows is static, record the value's shape in `replica.vectors`, for
+    `check_vectors`.
     """
     counts = is_of_rows(value)
     if isinstance(replica.rows, int) and tf.is_symbolic_tensor(value):
