@@ -34,17 +34,29 @@ SHARDED = {
     "time of a step": "step_ms",
     "bytes sent": "bytes_per_step",
 }
+# The models and the contenders of plots of relative step times.
+RELATIVE = {
+    "step_time": (
+        ("20M", "small", "bert-base"),
+        (
+            *("tfo.Lamb", "keras Lamb, graph", "keras Lamb, XLA"),
+            *("tfo.AdamOffload", "keras Adam, graph", "keras Adam, XLA"),
+        ),
+    ),
+    "local_work": (
+        ("20 M in 1", "4 M in 1", "4 M in 100"),
+        ("DGC at 0.1 %", "keras AdamW", "AdamW in SparseLoCo at 0.1 %"),
+    ),
+}
 
 
 def median_step(result: dict, link: str, contender: str) -> float:
     return statistics.median(result["links"][link][contender]["step_ms"])
 
 
-def relative_step_time(
-    document: dict, name: str, models: Sequence[str], contenders: Sequence[str]
-) -> None:
+def relative_step_time(document: dict, name: str) -> None:
     """Draw step times relative to TensorFlow's Adam, by model."""
-    rows = {}
+    (models, contenders), rows = RELATIVE[name], {}
     for model in models:
         times = document["models"][model]["step_ms"]
         unit = statistics.median(times[tables.YARDSTICK])
@@ -285,28 +297,8 @@ PLOTS: dict[str, Sequence[Callable[[dict], None]]] = {
     "time_to_accuracy": (time_to_accuracy,),
     "growth": (growth,),
     "sharded_state": (sharded_state,),
-    "step_time": (
-        functools.partial(
-            relative_step_time,
-            name="step_time",
-            models=("20M", "small", "bert-base"),
-            contenders=(
-                *("tfo.Lamb", "keras Lamb, graph", "keras Lamb, XLA"),
-                *("tfo.AdamOffload", "keras Adam, graph", "keras Adam, XLA"),
-            ),
-        ),
-    ),
-    "local_work": (
-        functools.partial(
-            relative_step_time,
-            name="local_work",
-            models=("20 M in 1", "4 M in 1", "4 M in 100"),
-            contenders=(
-                *("DGC at 0.1 %", "keras AdamW"),
-                "AdamW in SparseLoCo at 0.1 %",
-            ),
-        ),
-    ),
+    "step_time": (functools.partial(relative_step_time, name="step_time"),),
+    "local_work": (functools.partial(relative_step_time, name="local_work"),),
     "fit": (fit,),
     "local_schedule": (local_schedule,),
     "run_bytes": (run_bytes,),
