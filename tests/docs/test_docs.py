@@ -22,11 +22,13 @@ from real_workers import output_of
 
 import tf_optimizers as tfo
 from tf_optimizers import callbacks, schedules
+from tf_optimizers.demo.gradient_compression import compression_plots
 from tf_optimizers.demo.gradient_compression.clock import (
     behind,
     clock,
     seconds_to,
 )
+from tf_optimizers.demo.large_batch import batch_plots
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -150,11 +152,33 @@ def test_plots_are_those_of_the_measured_json(tmp_path, monkeypatch):
     drawn = {path.stem for path in tmp_path.iterdir()}
     assert drawn == {path.stem for path in committed.iterdir()}
     assert sorted(drawn) == sorted(plot_of(tables.PAGE.read_text()))
-    for path in tmp_path.iterdir():
-        new, old = (Image.open(f / path.name) for f in (tmp_path, committed))
+    check_same_plots(tmp_path, committed)
+
+
+def test_plots_of_the_demo_are_those_of_its_results(tmp_path):
+    committed = ROOT / "docs" / "demo"
+    parts = json.loads((committed / "results.json").read_text())["parts"]
+    batch_plots.draw(parts["large-batch"], tmp_path)
+    compression_plots.draw(parts["gradient-compression"], tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in committed.glob("*.png")}
+    check_same_plots(tmp_path, committed)
+
+
+def check_same_plots(drawn, committed):
+    for path in drawn.iterdir():
+        new, old = (Image.open(f / path.name) for f in (drawn, committed))
         # Another version of Matplotlib draws other pixels.
         if matplotlib.__version__ in old.info["Software"]:
             np.testing.assert_array_equal(new, old, path.name)
+
+
+def test_plots_of_the_first_screen_have_labels_that_a_phone_shows():
+    """At 358 pixels, the width of a page's text on a screen of 390 pixels."""
+    with Image.open(ROOT / "docs/demo" / compression_plots.FILE) as plot:
+        dots_per_inch, _ = plot.info["dpi"]
+    smallest = 10 / 72 * dots_per_inch  # "small" of 12 points
+    assert smallest * 358 / plot.width > 9
 
 
 @pytest.mark.parametrize(

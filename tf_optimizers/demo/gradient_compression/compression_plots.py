@@ -26,18 +26,18 @@ def draw(result: dict[str, Any], folder: Path) -> dict[str, str]:
     link = result["settings"]["link"]
     where = "without a link" if link == "none" else f"over {link}"
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.4), layout="constrained")
+        groups = len(result["groups"])
+        # The panels are in one column, so that a phone shows readable labels.
+        figure = Figure(figsize=(5.4, 2.8 * groups), layout="constrained")
         axes = figure.subplots(
-            1, len(result["groups"]), sharex=True, sharey=True
-        )
+            groups, 1, sharex=True, sharey=True, squeeze=False
+        ).ravel()
         number = 0
-        for axis, group in zip(
-            np.atleast_1d(axes), result["groups"], strict=True
-        ):
+        for axis, group in zip(axes, result["groups"], strict=True):
             _draw_group(axis, group["optimizers"], number)
             number += len(group["optimizers"])
-        np.atleast_1d(axes)[0].set_ylabel("test accuracy (%)")
-        figure.savefig(folder / FILE, dpi=120)
+        axes[-1].set_xlabel("seconds of training (log scale)")
+        figure.savefig(folder / FILE, dpi=100)
     caption = (
         f"Test accuracy by seconds of training {where}: mean (line), lowest "
         "and highest seed (band); the lowest accuracies lie below the axis"
@@ -53,7 +53,14 @@ def _draw_group(axis: Axes, rows: list[dict[str, Any]], first: int) -> None:
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xlabel("seconds of training (log scale)")
     axis.yaxis.set_major_formatter(PercentFormatter(1, 0, symbol=None))
+    axis.set_ylabel("test accuracy (%)")
     axis.set_ylim(LOWEST, 1)
-    axis.legend(loc="lower right")
+    axis.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1),
+        ncols=len(rows),
+        fontsize="small",
+        columnspacing=1,
+        frameon=False,
+    )
