@@ -51,6 +51,20 @@ def test_name_has_a_reference_and_a_guide(name):
     assert guide in read("index")
 
 
+def test_dark_mode_inverts_every_image():
+    rule = (
+        r'\[data-md-color-scheme="slate"\] .* img\[src\$="(.*)"\] \{\s+filter:'
+    )
+    (ending,) = re.findall(rule, (DOCS / "site.css").read_text())
+    images = [
+        image
+        for path in DOCS.glob("**/*.md")
+        for image in re.findall(r"!\[[^]]+\]\((.*?)\)", path.read_text())
+    ]
+    assert len(images) > 20
+    assert {pathlib.PurePath(image).suffix for image in images} == {ending}
+
+
 def test_every_page_is_in_the_navigation():
     """`mkdocs build --strict` requires it."""
     pages = {
