@@ -118,6 +118,8 @@ def leads_somewhere(
     link: str, path: pathlib.Path, pages: dict[pathlib.Path, Page]
 ) -> bool:
     """Return whether a link has a target; True for links to other sites."""
+    if home.UNKNOWN in link:
+        return False
     target, anchor = urldefrag(unquote(link))
     url = re.escape(home.url())
     if ours := re.fullmatch(rf"{url}/(?:blob|tree|raw|edit)/main/(.+)", target):
