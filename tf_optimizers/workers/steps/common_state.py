@@ -42,6 +42,7 @@ from tf_optimizers.workers.agreement.statements import (
     gather_statements,
     raise_together,
 )
+from tf_optimizers.workers.steps.adapters import check_adapters
 from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import has_common_weights
 
@@ -62,6 +63,10 @@ def watch_state() -> None:
 
 class AverageState(keras.callbacks.Callback):
     """Averages state over replicas before Keras or a callback reads it."""
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Raise if the model's weights do not fit its step; see `adapters`."""
+        check_adapters(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average state over replicas before other callbacks save the model."""

@@ -1,0 +1,32 @@
+"""Raises if LoRA has been enabled after an optimizer was built."""
+
+import keras
+
+from tf_optimizers._compat.keras_internals import built_variables, layers_of
+from tf_optimizers.wrapped import every_optimizer
+
+
+def check_adapters(model: keras.Model) -> None:
+    """Raise if a layer has got LoRA after an optimizer was built.
+
+    `enable_lora` freezes the layer's kernel and adds weights. But the step that
+    Keras has compiled would train the kernel, and not the new weights.
+    """
+    known = {
+        id(variable)
+        for optimizer in every_optimizer(model)
+        for variable in built_variables(optimizer)
+    }
+    late = [
+        layer.path
+        for layer in layers_of(model)
+        if getattr(layer, "lora_enabled", False)
+        and any(id(each) in known for each in layer.non_trainable_variables)
+        and any(id(each) not in known for each in layer.trainable_variables)
+    ]
+    if late:
+        raise RuntimeError(
+            "`enable_lora` must come before `compile`. Received: LoRA enabled "
+            f"after the optimizer was built, in {', '.join(late)}. Call "
+            "`compile` again, with a new optimizer."
+        )
