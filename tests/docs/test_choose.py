@@ -81,6 +81,15 @@ def test_large_batches_on_the_page_of_lamb():
     ) in " ".join(lamb.split())
 
 
+def test_large_batches_on_the_page_of_lans():
+    text = (ROOT / "docs/lans.md").read_text().split("with 10 steps, ")[1]
+    found = re.findall(r"(\w+)\s(?:reached )?([\d.]+) %", text)
+    names = "AdamW", "tfo.Lamb", "tfo.LANS", "Keras Muon"
+    expected = [accuracies()[name, 10] for name in names]
+    words = ["AdamW", "LAMB", "LANS", "Muon"]
+    assert found[:4] == [*zip(words, expected, strict=True)]
+
+
 def test_large_batches():
     means = accuracies()
     rows = {
