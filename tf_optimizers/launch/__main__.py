@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 from tf_optimizers.launch.gpus import divide_gpus
 from tf_optimizers.launch.group import Job, launch, reserve_addresses
@@ -185,6 +186,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+_HELP = {
+    "workers": "number of worker processes on this machine (1 with --cluster)",
+    "cluster": "scheduler whose environment variables describe the cluster",
+    "machines": "number of machines, if the scheduler does not set it",
+    "port": f"first port on every machine, with --cluster ({PORT})",
+    "gpus-per-worker": "GPUs per worker (all, divided equally)",
+    "devices-per-worker": "logical CPU devices per worker (%(default)s)",
+    "host": f"address of this machine, for TF_CONFIG ({LOOPBACK})",
+    "grace-period": "time between SIGTERM or SIGINT and SIGKILL (30, or 10 "
+    "after a failure)",
+    "max-restarts": "how many times to restart all workers if one fails "
+    "(%(default)s)",
+    "restart-pause": "time before the first restart; doubles, up to 60 "
+    "(%(default)g)",
+    "standby": "start standby processes this many seconds after the workers",
+}
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the launcher's own options."""
     parser = argparse.ArgumentParser(
@@ -194,75 +213,22 @@ def make_parser() -> argparse.ArgumentParser:
         "with TF_CONFIG set. See `pydoc tf_optimizers.launch` for more.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--workers",
-        type=_count,
-        metavar="N",
-        help="number of worker processes on this machine (1 with --cluster)",
-    )
-    parser.add_argument(
-        "--cluster",
-        choices=["auto", *sorted(FINDERS)],
-        help="scheduler whose environment variables describe the cluster",
-    )
-    parser.add_argument(
-        "--machines",
-        type=_count,
-        metavar="K",
-        help="number of machines, if the scheduler does not set it",
-    )
-    parser.add_argument(
-        "--port",
-        type=_port,
-        metavar="P",
-        help=f"first port on every machine, with --cluster ({PORT})",
-    )
-    parser.add_argument(
-        "--gpus-per-worker",
-        type=functools.partial(_count, minimum=0),
-        metavar="G",
-        help="GPUs per worker (all, divided equally)",
-    )
-    parser.add_argument(
-        "--devices-per-worker",
-        type=_count,
-        default=1,
-        metavar="M",
-        help="logical CPU devices per worker (%(default)s)",
-    )
-    parser.add_argument(
-        "--host",
-        type=_host,
-        metavar="ADDRESS",
-        help=f"address of this machine, for TF_CONFIG ({LOOPBACK})",
-    )
-    parser.add_argument(
-        "--grace-period",
-        type=_seconds,
-        metavar="SECONDS",
-        help="time between SIGTERM or SIGINT and SIGKILL (30, or 10 after a "
-        "failure)",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=functools.partial(_count, minimum=0),
-        default=0,
-        metavar="K",
-        help="how many times to restart all workers if one fails (%(default)s)",
-    )
-    parser.add_argument(
-        "--restart-pause",
-        type=_seconds,
-        default=0.1,
-        metavar="SECONDS",
-        help="time before the first restart; doubles, up to 60 (%(default)g)",
-    )
-    parser.add_argument(
-        "--standby",
-        type=_seconds,
-        metavar="SECONDS",
-        help="start standby processes this many seconds after the workers",
-    )
+
+    def add(name: str, **settings: Any) -> None:
+        parser.add_argument(f"--{name}", help=_HELP[name], **settings)
+
+    count_or_0 = functools.partial(_count, minimum=0)
+    add("workers", type=_count, metavar="N")
+    add("cluster", choices=["auto", *sorted(FINDERS)])
+    add("machines", type=_count, metavar="K")
+    add("port", type=_port, metavar="P")
+    add("gpus-per-worker", type=count_or_0, metavar="G")
+    add("devices-per-worker", type=_count, metavar="M", default=1)
+    add("host", type=_host, metavar="ADDRESS")
+    add("grace-period", type=_seconds, metavar="SECONDS")
+    add("max-restarts", type=count_or_0, metavar="K", default=0)
+    add("restart-pause", type=_seconds, metavar="SECONDS", default=0.1)
+    add("standby", type=_seconds, metavar="SECONDS")
     return parser
 
 
