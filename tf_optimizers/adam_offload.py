@@ -143,10 +143,6 @@ class AdamOffload(HostOptimizer):
         exclude_from_weight_decay: Sequence[str] | None = ("beta", "gamma"),
         **kwargs: Any,
     ) -> None:
-        beta_1 = check_decay_rate("beta_1", beta_1)
-        beta_2 = check_decay_rate("beta_2", beta_2)
-        epsilon = check_epsilon("epsilon", epsilon)
-        nesterov = check_boolean("nesterov", nesterov)
         exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
@@ -154,10 +150,10 @@ class AdamOffload(HostOptimizer):
         if self.use_ema:
             check_swaps_early()
         self._exclusions = exclusions
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
-        self.nesterov = nesterov
+        self.beta_1 = check_decay_rate("beta_1", beta_1)
+        self.beta_2 = check_decay_rate("beta_2", beta_2)
+        self.epsilon = check_epsilon("epsilon", epsilon)
+        self.nesterov = check_boolean("nesterov", nesterov)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create m and v for each variable, on the host."""

@@ -232,7 +232,6 @@ class DGCMomentum(CompressedOptimizer):
         rampdown_step: int = 1,
         **kwargs: Any,
     ) -> None:
-        momentum = check_decay_rate("momentum", momentum)
         schedule = SparsitySchedule(
             sparsity=sparsity,
             rampup_begin_step=rampup_begin_step,
@@ -240,21 +239,20 @@ class DGCMomentum(CompressedOptimizer):
             rampdown_begin_step=rampdown_begin_step,
             rampdown_step=rampdown_step,
         )
-        nesterov = check_boolean("nesterov", nesterov)
-        penalty = _penalty_of(regularizer)
-        momentum_masking = check_boolean("momentum_masking", momentum_masking)
-        rate_in_momentum = check_boolean("rate_in_momentum", rate_in_momentum)
         check_unsupported("DGCMomentum", kwargs, _UNSUPPORTED)
         super().__init__(
             learning_rate, schedule, min_compress_size, value_dtype, **kwargs
         )
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.regularizer = regularizer
-        self.momentum_masking = momentum_masking
-        self.rate_in_momentum = rate_in_momentum
-        self._penalty = penalty
-        if rate_in_momentum:
+        self.momentum = check_decay_rate("momentum", momentum)
+        self.nesterov = check_boolean("nesterov", nesterov)
+        self.regularizer, self._penalty = regularizer, _penalty_of(regularizer)
+        self.momentum_masking = check_boolean(
+            "momentum_masking", momentum_masking
+        )
+        self.rate_in_momentum = check_boolean(
+            "rate_in_momentum", rate_in_momentum
+        )
+        if self.rate_in_momentum:
             self._variables_name = "variables_with_rate"
 
     @classmethod

@@ -1,7 +1,7 @@
 """SparseLoCo: compresses the updates of any optimizer."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -188,9 +188,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
     _overlapped: OverlappedExchange | None = None  # Set if `overlap` is True.
-    sync_every, overlap = Fixed(), Fixed()
+    sync_every, overlap, step_ahead = Fixed(), Fixed(), Fixed()
     residual_decay, outer_learning_rate = Fixed(), Fixed()
-    step_ahead = Fixed()
 
     def __init__(
         self,
@@ -209,8 +208,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         step_ahead: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        overlap = check_boolean("overlap", overlap)
         sparse_loco_checks.check_inner(inner_optimizer, self._refused)
+        sparse_loco_checks.check_arguments(kwargs)
         sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
             sparsity=sparsity,
@@ -220,10 +219,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             rampdown_step=rampdown_step,
             sync_every=sync_every,
         )
-        residual_decay = check_fraction("residual_decay", residual_decay)
-        outer_rate = check_positive("outer_learning_rate", outer_learning_rate)
-        step_ahead = check_fraction("step_ahead", step_ahead)
-        sparse_loco_checks.check_arguments(kwargs)
         super().__init__(
             inner_optimizer,
             schedule=schedule,
@@ -232,15 +227,17 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             sends_rows=False,
             **kwargs,
         )
+        self.sync_every = sync_every
+        self.residual_decay = check_fraction("residual_decay", residual_decay)
+        self.outer_learning_rate = check_positive(
+            "outer_learning_rate", outer_learning_rate
+        )
+        self.overlap = check_boolean("overlap", overlap)
+        self.step_ahead = check_fraction("step_ahead", step_ahead)
         sparse_loco_checks.check_rounds(
-            sync_every, self.use_ema, overlap, step_ahead
+            sync_every, self.use_ema, self.overlap, self.step_ahead
         )
         watch_models()
-        self.sync_every = sync_every
-        self.residual_decay = residual_decay
-        self.outer_learning_rate = outer_rate
-        self.overlap = overlap
-        self.step_ahead = step_ahead
 
     @classmethod
     def for_steps(
@@ -357,9 +354,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def batches_left(self) -> tf.Tensor:
         """Return the number of batches left in the round, an int64 scalar."""
         each = self.gradient_accumulation_steps or 1
-        left = tf.constant(1, tf.int64)
-        if self._rounds is not None:
-            left = self._rounds.left()
+        left = self._rounds.left() if self._rounds else tf.constant(1, tf.int64)
         return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
@@ -446,35 +441,45 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self, gradients, variables, rounds is not None
         )
         means = compressor.mean_on_worker(densify(gradients, variables))
-        weights, place = self._weights(variables), self._steps.tensor_scope
+        weights = self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]
-        step = means, weights, indices, tf.convert_to_tensor(self.iterations)
-        if rounds is not None:
-            rounds.begin(
-                self._weights(rounds.variables),
-                stepped=variables,
-                unsent_updates=compressor.unsent_updates,
-            )
-            self._steps.step(*step)
-            store_weights(variables, weights)
-            due = rounds.due(variables, rounds.count())
-            if self._overlapped is not None:
-                self._overlapped.start(due, variables, self.iterations)
-            else:
-                self._end_round(rounds, due, variables)
+        updates = tf.convert_to_tensor(self.iterations)
+        step = functools.partial(
+            self._steps.step, means, weights, indices, updates
+        )
+        if rounds is None:
+            self._exchange_step(step, variables, weights)
             return
+        every = self._weights(rounds.variables)
+        rounds.begin(every, variables, compressor.unsent_updates)
+        step()
+        store_weights(variables, weights)
+        due = rounds.due(variables, rounds.count())
+        if self._overlapped is not None:
+            self._overlapped.start(due, variables, self.iterations)
+        else:
+            self._end_round(rounds, due, variables)
+
+    def _exchange_step(
+        self,
+        step: Callable[[], None],
+        variables: list[tf.Variable],
+        weights: list[tf.Variable],
+    ) -> None:
+        """Take a step, undo it, and exchange the changes of weights."""
+        place = self._steps.tensor_scope
         # A variable with two gradients takes two steps, but is sent only once.
         variables, weights = distinct(variables), distinct(weights)
         with place():
             before = [weight.read_value() for weight in weights]
-        self._steps.step(*step)
+        step()
         pairs = list(zip(weights, before, strict=True))
         with place():
             moved = [old - weight.read_value() for weight, old in pairs]
         for weight, old in pairs:
             weight.assign(old)
         send = functools.partial(self._send_moved, variables)
-        compressor.at_stage(self.iterations, moved, send)
+        self._compressor.at_stage(self.iterations, moved, send)
 
     def _end_round(
         self,

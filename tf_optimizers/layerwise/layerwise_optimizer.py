@@ -64,23 +64,19 @@ class LayerwiseOptimizer(Optimizer):
         upper_bound: float | None = None,
         **kwargs: Any,
     ) -> None:
-        beta_1 = check_decay_rate("beta_1", beta_1)
-        beta_2 = check_decay_rate("beta_2", beta_2)
-        epsilon = check_epsilon("epsilon", epsilon)
-        lower_bound, upper_bound = _check_bounds(lower_bound, upper_bound)
-        patterns = check_patterns(
-            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
-        )
         exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
         self._exclusions = exclusions
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
-        self.exclude_from_layer_adaptation = patterns
-        self.lower_bound = lower_bound
-        self.upper_bound = upper_bound
+        self.beta_1 = check_decay_rate("beta_1", beta_1)
+        self.beta_2 = check_decay_rate("beta_2", beta_2)
+        self.epsilon = check_epsilon("epsilon", epsilon)
+        self.exclude_from_layer_adaptation = check_patterns(
+            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
+        )
+        self.lower_bound, self.upper_bound = _check_bounds(
+            lower_bound, upper_bound
+        )
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the moments m and v of each variable."""
