@@ -123,15 +123,22 @@ def run(optimizer, variables, steps, first=0, gradients=make_gradients):
     return [as_numpy(variable) for variable in variables]
 
 
-def run_reference(step_function, steps, learning_rate=0.02, values=None):
-    """Return the reference's weights after steps with `make_gradients`."""
+def run_reference(
+    step_function, steps, learning_rate=0.02, values=None, clip=list
+):
+    """Return the reference's weights after steps with `make_gradients`.
+
+    `clip` is called with the gradients of all variables.
+    """
     weights = [v.astype("float64") for v in values or make_values()]
     states = [{} for _ in weights]
     for step in range(steps):
         gradients = [g.astype("float64") for g in make_gradients(step)]
         weights = [
             step_function(w, g, state, learning_rate)
-            for w, g, state in zip(weights, gradients, states, strict=True)
+            for w, g, state in zip(
+                weights, clip(gradients), states, strict=True
+            )
         ]
     return weights
 
