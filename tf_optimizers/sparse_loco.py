@@ -210,14 +210,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         sparse_loco_checks.check_inner(inner_optimizer, self._refused)
         sparse_loco_checks.check_arguments(kwargs)
-        sync_every = check_integer("sync_every", sync_every, 1)
         schedule = SparsitySchedule(
             sparsity=sparsity,
             rampup_begin_step=rampup_begin_step,
             rampup_step=rampup_step,
             rampdown_begin_step=rampdown_begin_step,
             rampdown_step=rampdown_step,
-            sync_every=sync_every,
+            sync_every=check_integer("sync_every", sync_every, 1),
         )
         super().__init__(
             inner_optimizer,
@@ -227,7 +226,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             sends_rows=False,
             **kwargs,
         )
-        self.sync_every = sync_every
+        self.sync_every = schedule.sync_every
         self.residual_decay = check_fraction("residual_decay", residual_decay)
         self.outer_learning_rate = check_positive(
             "outer_learning_rate", outer_learning_rate
@@ -235,7 +234,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self.overlap = check_boolean("overlap", overlap)
         self.step_ahead = check_fraction("step_ahead", step_ahead)
         sparse_loco_checks.check_rounds(
-            sync_every, self.use_ema, self.overlap, self.step_ahead
+            self.sync_every, self.use_ema, self.overlap, self.step_ahead
         )
         watch_models()
 
@@ -443,10 +442,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         means = compressor.mean_on_worker(densify(gradients, variables))
         weights = self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]
-        updates = tf.convert_to_tensor(self.iterations)
-        step = functools.partial(
-            self._steps.step, means, weights, indices, updates
-        )
+        inputs = means, weights, indices, tf.convert_to_tensor(self.iterations)
+        step = functools.partial(self._steps.step, *inputs)
         if rounds is None:
             self._exchange_step(step, variables, weights)
             return
@@ -461,10 +458,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self._end_round(rounds, due, variables)
 
     def _exchange_step(
-        self,
-        step: Callable[[], None],
-        variables: list[tf.Variable],
-        weights: list[tf.Variable],
+        self, step: Callable, variables: list[Any], weights: list[Any]
     ) -> None:
         """Take a step, undo it, and exchange the changes of weights."""
         place = self._steps.tensor_scope
@@ -516,10 +510,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             compressor.at_stage(self.iterations, [], exchange, is_due)
 
     def _send_moved(
-        self,
-        variables: list[tf.Variable],
-        sparsity: float | None,
-        moved: list[tf.Tensor],
+        self, variables: list[Any], sparsity: float | None, moved: list[Any]
     ) -> None:
         rate = tf.constant(self.outer_learning_rate, tf.float64)
         self._send(variables, sparsity, moved, tf.constant(1.0), rate)
