@@ -44,7 +44,8 @@ def check_cluster(resolver: Any) -> Any:
     may list only the workers, as in TensorFlow's documentation.
 
     Raises:
-        TypeError: If `resolver` is neither None nor a `ClusterResolver`.
+        TypeError: If `resolver` is neither None nor a `ClusterResolver`, or if
+            a job in `TF_CONFIG` is not a list of addresses.
         ValueError: If `TF_CONFIG` or the cluster is malformed.
     """
     if resolver is None:
@@ -158,30 +159,22 @@ def check_options(options: Any) -> Any:
 
 
 def _check_tf_config(text: str) -> None:
-    """Raise if `TF_CONFIG` does not have the form that TensorFlow expects."""
+    """Raise if `TF_CONFIG` is not JSON, or its `task` is malformed.
+
+    TensorFlow checks its `cluster`.
+    """
     try:
         config = json.loads(text)
     except ValueError as error:
         raise _malformed(
             "`TF_CONFIG` must be JSON", f"{text!r} ({error})"
         ) from error
-    levels = [config]
-    if isinstance(config, dict):
-        levels += [config.get("cluster", {}), config.get("task", {})]
-    are_dicts = all(isinstance(level, dict) for level in levels)
+    task: Any = config.get("task", {}) if isinstance(config, dict) else None
     _require(
-        are_dicts,
-        "`TF_CONFIG`, its `cluster` and its `task` must be JSON objects",
+        isinstance(task, dict),
+        "`TF_CONFIG` and its `task` must be JSON objects",
         repr(text),
     )
-    _, cluster, task = levels
-    for job, addresses in cluster.items():
-        _require(
-            isinstance(addresses, list)
-            and all(isinstance(address, str) for address in addresses),
-            "A job of a cluster must be a list of host:port addresses",
-            f"{job}={addresses!r}",
-        )
     index = task.get("index", 0)
     is_number = not isinstance(index, bool) and str(index).isdecimal()
     _require(is_number, "The index of a task must be an int >= 0", repr(index))
