@@ -21,7 +21,7 @@ from unittest import mock
 
 import far_hosts
 import latency
-import tables
+import seeds
 import tqdm
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def main() -> None:
     for name in arguments.contenders:
         values = [each[name] for each in starts]
         listed = " ".join(f"{value:.3f}" for value in values)
-        print(f"{name}: {tables.interval(values, 3)}; {listed}", flush=True)
+        print(f"{name}: {seeds.interval(values, 3)}; {listed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ Each table follows a comment that names the benchmark and the model, such as
 """
 
 import re
-import statistics
 from collections.abc import Iterable
+from statistics import median, quantiles
 
-import numpy as np
 import results
-from scipy import stats
+from seeds import against_dense
 
 ROOT = results.FOLDER.parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -39,27 +38,32 @@ def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
 
 def spread(values: list[float], digits: int = 1) -> tuple[str, str]:
     """Return two cells: the median and the quartiles."""
-    low, median, high = statistics.quantiles(values, n=4)
-    return f"{median:.{digits}f}", f"{low:.{digits}f}-{high:.{digits}f}"
+    low, middle, high = quantiles(values, n=4)
+    return f"{middle:.{digits}f}", f"{low:.{digits}f}-{high:.{digits}f}"
 
 
-def counted(variables: int) -> str:
-    return f"{variables:,} variable{'s' if variables > 1 else ''}"
+def millions(result: dict) -> str:
+    return f"{result['parameters'] / 1e6:.1f} M parameters"
+
+
+def described(name: str, result: dict) -> str:
+    count = result["variables"]
+    variables = f"{count:,} variable{'s' if count > 1 else ''}"
+    return f"{name}: {variables}, {millions(result)}"
 
 
 def step_time(name: str, result: dict) -> str:
     """Return medians, quartiles and ratios of one model's contenders."""
-    unit = statistics.median(result["step_ms"][YARDSTICK])
+    unit = median(result["step_ms"][YARDSTICK])
     return table(
-        f"{name}: {counted(result['variables'])}, "
-        f"{result['parameters'] / 1e6:.1f} M parameters",
+        described(name, result),
         "| | median ms | quartiles, ms "
         f"| relative to {YARDSTICK} | first call, s |",
         (
             [
                 key,
                 *spread(times),
-                f"{statistics.median(times) / unit:.2f}",
+                f"{median(times) / unit:.2f}",
                 f"{result['first_call_ms'][key] / 1e3:.1f}",
             ]
             for key, times in result["step_ms"].items()
@@ -83,7 +87,7 @@ def memory(name: str, result: dict) -> str:
 def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
     return table(
-        f"{name}, {result['parameters'] / 1e6:.1f} M parameters",
+        f"{name}, {millions(result)}",
         "| | median ms per step | quartiles, ms | kB per step and worker |",
         (
             [key, *spread(contender["step_ms"]), kilobytes(contender)]
@@ -94,13 +98,8 @@ def exchange(name: str, result: dict) -> str:
 
 def sharded_state(name: str, result: dict) -> str:
     """Return step times, state and bytes by layout and contender."""
-
-    def median(values: list[float]) -> float:
-        return statistics.median(values)
-
     return table(
-        f"{name}: {counted(result['variables'])}, "
-        f"{result['parameters'] / 1e6:.1f} M parameters",
+        described(name, result),
         "| | state | median ms | bytes of state per parameter "
         "| resident bytes per parameter, when built "
         "| resident bytes per parameter, after two steps "
@@ -126,18 +125,18 @@ def sharded_state(name: str, result: dict) -> str:
 
 
 def kilobytes(contender: dict) -> str:
-    return f"{statistics.median(contender['bytes_per_step']) / 1e3:,.1f}"
+    return f"{median(contender['bytes_per_step']) / 1e3:,.1f}"
 
 
 def fit(name: str, result: dict) -> str:
     """Return medians, quartiles and the ratio of `fit` to a custom loop."""
-    unit = statistics.median(result["step_ms"]["custom loop"])
+    unit = median(result["step_ms"]["custom loop"])
     return table(
         name,
         "| | median ms per step | quartiles, ms "
         "| relative to the custom loop |",
         (
-            [key, *spread(times, 2), f"{statistics.median(times) / unit:.2f}"]
+            [key, *spread(times, 2), f"{median(times) / unit:.2f}"]
             for key, times in result["step_ms"].items()
         ),
     )
@@ -146,19 +145,7 @@ def fit(name: str, result: dict) -> str:
 def gpu(name: str, result: dict) -> str:
     """Return step times and memory, the largest models, or working times."""
     if "spans_ms" in result:
-        return table(
-            name,
-            "| | busy, ms | start, ms | end, ms |",
-            (
-                [
-                    kind,
-                    f"{sum(end - start for start, end in spans):.1f}",
-                    f"{spans[0][0]:.1f}",
-                    f"{spans[-1][1]:.1f}",
-                ]
-                for kind, spans in result["spans_ms"].items()
-            ),
-        )
+        return working_times(name, result["spans_ms"])
     if "parameters" in result:
         return table(
             f"{name}: the largest model that trains",
@@ -168,6 +155,7 @@ def gpu(name: str, result: dict) -> str:
                 for key, count in result["parameters"].items()
             ),
         )
+    peaks = result.get("peak_bytes", {})
     return table(
         f"{name}, {result['gpu']}",
         "| | median ms | quartiles, ms | first call, s | peak GPU memory, GB |",
@@ -176,11 +164,26 @@ def gpu(name: str, result: dict) -> str:
                 key,
                 *spread(times),
                 f"{result['first_call_ms'][key] / 1e3:.1f}",
-                f"{result['peak_bytes'][key] / 1e9:.2f}"
-                if "peak_bytes" in result
-                else "",
+                f"{peaks[key] / 1e9:.2f}" if peaks else "",
             ]
             for key, times in result["step_ms"].items()
+        ),
+    )
+
+
+def working_times(name: str, spans_of: dict) -> str:
+    """Return when each kind of work begins and ends, and its duration."""
+    return table(
+        name,
+        "| | busy, ms | start, ms | end, ms |",
+        (
+            [
+                kind,
+                f"{sum(end - start for start, end in spans):.1f}",
+                f"{spans[0][0]:.1f}",
+                f"{spans[-1][1]:.1f}",
+            ]
+            for kind, spans in spans_of.items()
         ),
     )
 
@@ -208,14 +211,13 @@ def shaped_network(name: str, result: dict) -> str:
     for key, contender in next(iter(links.values())).items():
         cells = [key]
         for link in links.values():
-            low, median, high = statistics.quantiles(
+            low, middle, high = quantiles(
                 link[key]["step_ms"], n=4, method="inclusive"
             )
-            cells.append(f"{median:,.0f} ({low:,.0f}-{high:,.0f})")
+            cells.append(f"{middle:,.0f} ({low:,.0f}-{high:,.0f})")
         rows.append([*cells, kilobytes(contender)])
     return table(
-        f"{name}, {result['parameters'] / 1e6:.1f} M parameters; median ms per "
-        "step (quartiles)",
+        f"{name}, {millions(result)}; median ms per step (quartiles)",
         f"| | {' | '.join(links)} | kB per step and host |",
         rows,
     )
@@ -245,7 +247,7 @@ def latency(name: str, result: dict) -> str:
     rows = [
         [
             contender,
-            *(f"{statistics.median(t):.1f}" for t in found["step_ms"].values()),
+            *(f"{median(t):.1f}" for t in found["step_ms"].values()),
             *(f"{trips:.1f}" for trips in found["round_trips"].values()),
         ]
         for contender, found in contenders.items()
@@ -260,7 +262,7 @@ def latency(name: str, result: dict) -> str:
 def overlap(name: str, result: dict) -> str:
     """Return the times of a round, and how much of the exchange is hidden."""
     hidden = result["hidden"]
-    middle, *ends = (f(hidden) for f in (statistics.median, min, max))
+    middle, *ends = (f(hidden) for f in (median, min, max))
     shares = {"overlaps": f"{middle:.0%} ({ends[0]:.0%} to {ends[1]:.0%})"}
     return table(
         f"{name}: ms of a round, median of {len(hidden)} turns",
@@ -268,7 +270,7 @@ def overlap(name: str, result: dict) -> str:
         (
             [
                 kind,
-                *(f"{statistics.median(times[k]):.0f}" for k in PLACES),
+                *(f"{median(times[k]):.0f}" for k in PLACES),
                 shares.get(kind, ""),
             ]
             for kind, times in result["ms"].items()
@@ -349,33 +351,6 @@ def local_schedule(name: str, result: dict) -> str:
     )
 
 
-def against_dense(runs: list[dict], dense: list[dict]) -> list[str]:
-    """Return cells of each metric: its mean, and its difference from dense."""
-    cells = []
-    for metric, scale, digits in (("accuracy", 100, 2), ("bits", 1, 3)):
-        values = [scale * run["test"][metric] for run in runs]
-        gains = [scale * gain for gain in differences(runs, dense, metric)]
-        cells.append(mean_and_deviation(values, digits))
-        cells.append("" if runs is dense else interval(gains, digits))
-    return cells
-
-
-def differences(
-    runs: list[dict], dense: list[dict], metric: str
-) -> list[float]:
-    """Return each run's metric, minus that of the dense run of its seed."""
-    tests = {run["seed"]: run["test"] for run in dense}
-    return [run["test"][metric] - tests[run["seed"]][metric] for run in runs]
-
-
-def mean_and_deviation(values: list[float], digits: int) -> str:
-    """Return a cell with mean and standard deviation, or the only value."""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
-
-
 def run_bytes(name: str, result: dict) -> str:
     """Return the ratio of dense bytes to those that a run sends."""
     cells: dict[tuple[str, str], list[str]] = {}
@@ -391,48 +366,23 @@ def run_bytes(name: str, result: dict) -> str:
     )
 
 
-def interval(values: list[float], digits: int) -> str:
-    """Return a cell with mean and 95 % interval, or the only value."""
-    if len(values) < 2:
-        return f"{values[0]:+.{digits}f}"
-    mean, low, high = (f"{x:+.{digits}f}" for x in mean_and_interval(values))
-    return f"{mean} ({low} to {high})"
-
-
-def mean_and_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % confidence interval (Student's t)."""
-    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return float(np.mean(values)), low, high
-
-
-TABLES = {
-    "step_time": step_time,
-    "local_work": step_time,
-    "pooled_memory": step_time,
-    "memory": memory,
-    "exchange": exchange,
-    "sharded_state": sharded_state,
-    "fit": fit,
-    "gpu": gpu,
-    "monitors": monitors,
-    "shaped_network": shaped_network,
-    "many_hosts": shaped_network,
-    "slow_network": shaped_network,
-    "stages": shaped_network,
-    "loco_network": shaped_network,
-    "latency": latency,
-    "epoch_latency": latency,
-    "keras_latency": latency,
-    "loco_latency": latency,
-    "local_latency": latency,
-    "overlap": overlap,
-    "messages": messages,
-    "cost_model": cost_model,
-    "accuracy": accuracy,
-    "loco_accuracy": accuracy,
-    "local_schedule": local_schedule,
-    "time_to_accuracy": time_to_accuracy,
-    "run_bytes": run_bytes,
+_FUNCTIONS = (
+    *(step_time, memory, exchange, sharded_state, fit, gpu, monitors),
+    *(shaped_network, latency, overlap, messages, cost_model, accuracy),
+    *(local_schedule, time_to_accuracy, run_bytes),
+)
+# Benchmarks whose results have the form of another benchmark's results.
+_LIKE = {
+    step_time: ("local_work", "pooled_memory"),
+    shaped_network: ("many_hosts", "slow_network", "stages", "loco_network"),
+    latency: (
+        *("epoch_latency", "keras_latency", "loco_latency", "local_latency"),
+    ),
+    accuracy: ("loco_accuracy",),
+}
+# The function that makes a table of a benchmark's results, by benchmark.
+TABLES = {function.__name__: function for function in _FUNCTIONS} | {
+    name: function for function, names in _LIKE.items() for name in names
 }
 
 

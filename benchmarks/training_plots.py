@@ -1,7 +1,7 @@
 """Plots of what a run learns, and of what it sends."""
 
 import numpy as np
-import tables
+import seeds
 from panels import finish, panels, plain_log
 
 from tf_optimizers.demo.plots import draw_runs, line_style
@@ -38,13 +38,13 @@ def local_schedule(document: dict) -> None:
     for axis, task in zip(axes, ("text", "code", "digits"), strict=True):
         for number, (label, (steps, schedule)) in enumerate(LOCAL.items()):
             points = [
-                (result["workers"], *tables.mean_and_interval(gains))
+                (result["workers"], *seeds.mean_and_interval(gains))
                 for name, result in document["models"].items()
                 if name.startswith(task) and "Muon" not in name
                 for runs in [result["runs"].get(steps, {})]
                 if schedule in runs
                 for gains in [
-                    tables.differences(
+                    seeds.differences(
                         runs[schedule]["runs"], runs["dense"]["runs"], "bits"
                     )
                 ]

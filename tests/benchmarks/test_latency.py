@@ -26,7 +26,7 @@ def test_hidden_is_the_share_of_the_exchange_that_takes_no_time():
 
 def test_ratio_has_its_interval_over_starts():
     # The t distribution with 3 degrees of freedom: 3.182 standard errors.
-    interval = against.tables.interval([0.9, 1.1, 0.9, 1.1], 3)
+    interval = against.seeds.interval([0.9, 1.1, 0.9, 1.1], 3)
     assert interval == "+1.000 (+0.816 to +1.184)"
 
 

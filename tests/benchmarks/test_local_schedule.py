@@ -10,7 +10,7 @@ import local_simulation
 import numpy as np
 import pytest
 import run_bytes
-import tables
+import seeds
 import tensorflow as tf
 
 import tf_optimizers as tfo
@@ -156,7 +156,7 @@ def test_page_shows_the_results():
         found = models[name]["runs"][str(steps)][best]
         assert len(found["runs"]) == 5
         assert fewer == f"{found['fewer']:,.0f}"
-        _, accuracy, _, bits = tables.against_dense(
+        _, accuracy, _, bits = seeds.against_dense(
             found["runs"], models[adamw]["runs"][str(steps)]["dense"]["runs"]
         )
         assert cells == [accuracy, bits]
