@@ -320,13 +320,6 @@ def test_excluded_names_are_searched_as_keras_does(case, name, found):
         assert restored._is_decayed(i) is expected
 
 
-def test_exclude_method_after_build_is_rejected(case):
-    optimizer = case.make()
-    optimizer.build(cases.make_variables())
-    with pytest.raises(RuntimeError, match="before the first `fit`"):
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-
-
 def test_sparse_gradient_equals_dense_gradient(case):
     """Rows are unsorted, repeated and missing."""
     rows = tf.constant([3, 1, 3, 0])

@@ -774,11 +774,6 @@ def test_synchronize_is_rejected_within_a_step(mirrored):
     assert not run.optimizer.is_synchronized
 
 
-def test_averages_of_local_weights_are_rejected():
-    with pytest.raises(ValueError, match="`use_ema` needs the same weights"):
-        tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2, use_ema=True)
-
-
 def test_synchronize_does_nothing_without_local_steps(mirrored):
     run = train(mirrored, around(INNER["SGD"]), steps=1, sparsity=(0.5,))
     before = run.weights()
@@ -839,16 +834,3 @@ def test_recommended_rounds_may_be_overridden():
 def test_config_keeps_the_step_ahead():
     optimizer = tfo.SparseLoCo(INNER["SGD"](), sync_every=7, step_ahead=0.5)
     assert tfo.SparseLoCo.from_config(optimizer.get_config()).step_ahead == 0.5
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({}, "Received: step_ahead=0.5, sync_every=1, overlap=False"),
-        ({"sync_every": 2, "overlap": True}, "and no `overlap`"),
-        ({"sync_every": 2, "step_ahead": 1.5}, "`step_ahead` must be"),
-    ],
-)
-def test_wrong_step_ahead(kwargs, match):
-    with pytest.raises(ValueError, match=match):
-        tfo.SparseLoCo(INNER["SGD"](), **{"step_ahead": 0.5} | kwargs)

@@ -117,10 +117,6 @@ def test_rate_of_zero_changes_only_residuals(mirrored, dtype):
     assert max(np.abs(total).max() for total in left) < 1e-6
 
 
-def steps_of(run):
-    return int(tf.convert_to_tensor(run.optimizer.iterations))
-
-
 @pytest.fixture(scope="module", params=[True, False])
 def rule(request):
     return request.param
@@ -134,22 +130,6 @@ def trained(mirrored, rule):
     for step in range(3):
         run.step(gradients_of(step))
     return run
-
-
-def test_store_of_the_other_rule_is_rejected(mirrored, trained, rule):
-    store = {}
-    trained.optimizer.save_own_variables(store)
-    own = dgc.Run(mirrored, start(), rate_in_momentum=rule)
-    own.optimizer.load_own_variables(store)
-    assert steps_of(own) == 3
-    other = dgc.Run(mirrored, start(), rate_in_momentum=not rule)
-    message = (
-        f"Received: rate_in_momentum={not rule}, and state saved with "
-        f"rate_in_momentum={rule}. Pass"
-    )
-    with pytest.raises(ValueError, match=message):
-        other.optimizer.load_own_variables(store)
-    assert steps_of(other) == 0
 
 
 def test_checkpoint_of_the_other_rule_is_rejected(
@@ -200,7 +180,6 @@ def model_of(rule):
     return model
 
 
-@pytest.mark.parametrize("rule", with_long([True, False], [False]))
 def test_model_files_keep_the_rule(rule, tmp_path):
     model = model_of(rule)
     model.save(tmp_path / "model.keras")
@@ -212,8 +191,16 @@ def test_model_files_keep_the_rule(rule, tmp_path):
         np.testing.assert_array_equal(a, b)
     model.save_weights(tmp_path / "model.weights.h5")
     model_of(rule).load_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match="as when the state was saved"):
-        model_of(not rule).load_weights(tmp_path / "model.weights.h5")
+    message = (
+        f"Received: rate_in_momentum={not rule}, and state saved with "
+        f"rate_in_momentum={rule}. Pass"
+    )
+    other = model_of(not rule)
+    before = [variable.numpy() for variable in other.optimizer.variables]
+    with pytest.raises(ValueError, match=message):
+        other.load_weights(tmp_path / "model.weights.h5")
+    for variable, value in zip(other.optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
 
 
 @pytest.mark.parametrize("rule", with_long([True, False], [True]))

@@ -666,6 +666,22 @@ def test_each_of_several_inside_is_checked():
         ({"sync_every": 1.0}, TypeError, "`sync_every` must be an integer"),
         ({"overlap": True}, ValueError, "Pass a larger `sync_every`"),
         ({"overlap": 1, "sync_every": 2}, TypeError, "`overlap` must"),
+        (
+            {"use_ema": True, "sync_every": 2},
+            ValueError,
+            "`use_ema` needs the same weights",
+        ),
+        (
+            {"step_ahead": 0.5},
+            ValueError,
+            "Received: step_ahead=0.5, sync_every=1, overlap=False",
+        ),
+        (
+            {"step_ahead": 0.5, "sync_every": 2, "overlap": True},
+            ValueError,
+            "and no `overlap`",
+        ),
+        ({"step_ahead": 1.5}, ValueError, "`step_ahead` must be"),
         ({"sparsity": 0.9}, TypeError, "`sparsity` must be a sequence"),
         ({"rampup_step": 0}, ValueError, "`rampup_step` must be"),
         ({"residual_decay": 1.1}, ValueError, "`residual_decay` must be"),
