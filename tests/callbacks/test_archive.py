@@ -276,17 +276,6 @@ def test_worker_that_cannot_write_raises_before_training(tmp_path, monkeypatch):
         archive.check_shared()
 
 
-def test_relative_folder_does_not_move(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    archive, _ = make_archive("backup", optimizer="lamb")
-    archive.save({"epoch": 1, "batch": 0})
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    archive.save({"epoch": 2, "batch": 0})
-    assert archive.newest()["epoch"] == 2
-    assert (tmp_path / "backup" / "00000002.json").exists()
-
-
 def test_second_process_in_a_folder_is_noticed(tmp_path):
     """The second process gets the error."""
     archives = [make_archive(tmp_path, optimizer="lamb")[0] for _ in range(2)]

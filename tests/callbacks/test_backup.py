@@ -376,16 +376,11 @@ def restarted(folder):
 
 @pytest.mark.filterwarnings("ignore:`fit` restores only backups")
 def test_each_of_two_fits_resumes_from_its_own_backup(tmp_path):
-    def script(folder, *callbacks):
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+    def start(folder, *callbacks):
+        model = make_sgd()
         logs = [fit(model, folder, epochs=2, save_freq=4)]
         logs += [fit(model, folder, *callbacks, epochs=3, save_freq=4)]
         return model, logs
-
-    def start(*args):
-        keras.utils.set_random_seed(1)
-        return script(*args)
 
     expected, logs = start(tmp_path / "a")
     with pytest.raises(Interruption):

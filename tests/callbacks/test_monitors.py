@@ -184,7 +184,7 @@ def test_rows_of_an_embedding_are_reported_without_residual():
 
 
 def test_there_is_no_residual_before_compression_begins():
-    model = make_model(tfo.DGCMomentum(**DGC, rampup_begin_step=100))
+    model = make_model(tfo.DGCMomentum(**DGC, rampup_begin_step=6))
     history = fit(model, callbacks.CompressionMonitor(every=2))
     assert history["sparsity"] == [0]
     assert history["residual_norm"] == [0]

@@ -202,31 +202,6 @@ def test_residuals_of_a_short_run_decay(steps, arguments, decay):
     assert loco.residual_decay == decay
 
 
-@pytest.mark.filterwarnings("ignore:DGCMomentum saves traffic")
-def test_monitor_shows_no_residual():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(9)])
-    optimizer = tfo.DGCMomentum.for_steps(12, 0.1, min_compress_size=10)
-    model.compile(optimizer, "mse")
-    rows = np.random.default_rng(0).random((16, 8), "float32")
-    shown = []
-    model.fit(
-        *(rows, np.ones((16, 9), "float32")),
-        batch_size=16,
-        epochs=12,
-        verbose=0,
-        callbacks=[
-            tfo.callbacks.CompressionMonitor(every=1),
-            keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda _, logs: shown.append(dict(logs))
-            ),
-        ],
-    )
-    assert [logs["sparsity"] for logs in shown[-2:]] == [0.75, 0.0]
-    assert shown[-2]["residual_norm"] > 1e-3
-    assert shown[-1]["residual_norm"] == shown[-1]["residual_age"] == 0.0
-    assert shown[-1]["sent_bytes"] == 4 * 81
-
-
 def loaded(strategy, steps, **kwargs):
     """Return a run with a loaded state, and the residuals of that state."""
     saved = train(strategy, steps, **kwargs)

@@ -46,7 +46,7 @@ WITHOUT_XLA = "`AdamOffload`, `DGCMomentum` or `SparseLoCo` on a GPU"
 _LOSSES = "keras.src.losses.loss"
 _ADAPTERS = "keras.src.trainers.data_adapters"
 _OPTIMIZERS = "keras.optimizers"
-_MULTI = (  # New in Keras 3.12.
+_MULTI = (  # New in Keras 3.15.
     (f"{_OPTIMIZERS}.MultiOptimizer.apply",)
     if hasattr(keras.optimizers, "MultiOptimizer")
     else ()

@@ -15,20 +15,22 @@ SUM = kind_number("CollectiveReduceV2", "float32")
 GATHER = kind_number("CollectiveGatherV2", "int32")
 
 
+class Extended:
+    """Stands in for a strategy, whose replicas have a given progress."""
+
+    def __init__(self, progress, index, workers, timeout=None):
+        self.channels = [types.SimpleNamespace(progress=progress)]
+        self.number, self.worker_index, self.workers = 1, index, workers
+        self.timeout_seconds = timeout
+
+
 class Worker:
     """A worker with a given progress of its two replicas."""
 
-    def __init__(self, index, workers, timeout=None):
+    def __init__(self, *args, **kwargs):
         self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
-        channel = types.SimpleNamespace(progress=lambda: list(self.far))
         self.watchdog = Watchdog(
-            types.SimpleNamespace(
-                channels=[channel],
-                number=1,
-                worker_index=index,
-                workers=workers,
-                timeout_seconds=timeout,
-            )
+            Extended(lambda: list(self.far), *args, **kwargs)
         )
 
 
@@ -134,17 +136,6 @@ def test_collective_times_out_and_nothing_else_does(notes, monkeypatch):
     assert "CollectiveReduceV2 of 6 float32, which has timed out" in message
 
 
-class Extended:
-    """Stands in for a strategy with one waiting replica."""
-
-    def __init__(self):
-        progress = [[1, SUM, 5, 0, 0]]
-        channel = types.SimpleNamespace(progress=lambda: progress)
-        self.channels, self.number = [channel], 1
-        self.worker_index, self.workers = 0, 2
-        self.timeout_seconds = None
-
-
 def test_end_does_not_wait_for_missing_workers(monkeypatch):
     """Otherwise the process would never end."""
     told, back = threading.Event(), threading.Event()
@@ -156,7 +147,7 @@ def test_end_does_not_wait_for_missing_workers(monkeypatch):
     gc.collect()  # Leave out strategies of other tests, which would end below.
     monkeypatch.setattr(coordination, "write", write)
     monkeypatch.setattr(watchdog, "_LOOKING_SECONDS", 0.01)
-    extended = [Extended()]
+    extended = [Extended(lambda: [[1, SUM, 5, 0, 0]], 0, 2)]
     watchdog.watch(extended[0])
     assert told.wait(30)
 

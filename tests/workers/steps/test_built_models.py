@@ -82,15 +82,11 @@ def fitted(model, run_eagerly=False):
     return model.fit(X, Y, verbose=0).history["loss"][0]
 
 
-def test_step_builds_what_call_does_not(ours):
-    expected, loss = run_twice(ours, lambda: fitted(FitsAtOnce()))
-    assert loss == pytest.approx(expected, 1e-5)
-
-
-def test_eager_step_builds_what_call_cannot_without_values(ours):
-    expected, loss = run_twice(
-        ours, lambda: fitted(NeedsValues(), run_eagerly=True)
-    )
+@pytest.mark.parametrize(
+    ("make", "eagerly"), [(FitsAtOnce, False), (NeedsValues, True)]
+)
+def test_step_builds_what_call_does_not(ours, make, eagerly):
+    expected, loss = run_twice(ours, lambda: fitted(make(), eagerly))
     assert loss == pytest.approx(expected, 1e-5)
 
 

@@ -39,11 +39,7 @@ def bare(step):
 
 
 def kept(step):
-    @functools.wraps(step)
-    def wrapper(*args):
-        return step(*args)
-
-    return wrapper
+    return functools.wraps(step)(bare(step))
 
 
 def measure(self, data):

@@ -48,7 +48,7 @@ class Folder:
     """
 
     def __init__(self, path: str, name: str = "") -> None:
-        self.path = Path(path).absolute()  # A script may call `os.chdir`.
+        self.path = Path(path)
         self.name = name
         self._mark: Path | None = None
 
