@@ -25,6 +25,7 @@ from .models import (
     CUSTOM,
     FAMILIES,
     HELPERS,
+    LAST,
     LOSSES,
     METRICS,
     OPTIMIZERS,
@@ -34,6 +35,7 @@ from .models import (
 )
 from .own import IDEAL_OF_OURS, JOINED, RETURNED, STEPS, with_step
 from .rules import (
+    ADDED,
     COMPARED,
     FILES,
     OF_COMPRESSION,
@@ -780,12 +782,11 @@ def layer_list(program):
     names = list(program["layers"])
     if program["input"] == "tokens" and "mbedding" not in "".join(names[:1]):
         names = ["Embedding", *names]
-    found = [bodies[name][0] for name in names]
+    found = [bodies[name] for name in names]
     if program["vocabulary"] == "set":  # Then the order does not matter.
         old, new = "Embedding(10, 4", 'Embedding(10, 4, "zeros"'
         found = [text.replace(old, new) for text in found]
-    is_open = not names or bodies[names[-1]][1]
-    if is_open and program["input"] != "vector":
+    if LAST.isdisjoint(names[-1:]) and program["input"] != "vector":
         found.append("layers.Flatten()")
     return found
 
@@ -811,10 +812,9 @@ def layers_text(program):
     make = custom_class(custom)
     style = program["style"]
     inputs = f"keras.Input({INPUT_SHAPES[program['input']]})"
+    penalty = ["Penalty()"] if custom in ADDED else []
+    everything = [*body, *penalty, head(program)]
     if style in ("sequential", "lazy"):
-        everything = [*body, head(program)]
-        if custom.startswith("add_loss"):
-            everything.insert(-1, ADD_LOSS[custom])
         if style == "sequential":
             everything.insert(0, inputs)
         listed = "".join(f"    {layer},\n" for layer in everything)
@@ -826,9 +826,6 @@ def layers_text(program):
             else f"return {make}(parts)"
         )
     if style == "subclassed":
-        everything = [*body, head(program)]
-        if custom.startswith("add_loss"):
-            everything.insert(-1, ADD_LOSS[custom])
         listed = "".join(f"        {layer},\n" for layer in everything)
         return (
             f"class Mine({make}):\n"
@@ -844,12 +841,6 @@ def layers_text(program):
     return graph_text(program, body, inputs, make)
 
 
-ADD_LOSS = {
-    "add_loss mean": "Penalty()",
-    "add_loss rows": "Penalty()",
-    "add_loss views": "Penalty()",
-    "add_loss sum": "Penalty()",
-}
 INPUT_SHAPES = {
     "vector": "(6,)",
     "image": "(6, 6, 2)",
@@ -875,13 +866,11 @@ def graph_text(program, body, inputs, make):
     else:
         lines.append("h = inputs")
         lines += [f"h = {layer}(h)" for layer in body]
-    if custom.startswith("add_loss"):
-        lines.append(f"h = {ADD_LOSS[custom]}(h)")
+    if custom in ADDED:
+        lines.append("h = Penalty()(h)")
     if style == "two inputs":
-        lines[0] = f"inputs = {inputs.replace('Input(', 'Input(').rstrip(')')}"
-        lines[0] += (
-            ', name="a")' if program["input"] == "tokens" else '), name="a")'
-        )
+        shape = INPUT_SHAPES[program["input"]]
+        lines[0] = f'inputs = keras.Input({shape}, name="a")'
         lines.append('more = keras.Input((3,), name="b")')
         lines.append("h = layers.Concatenate()([h, layers.Dense(3)(more)])")
         lines.append(f"outputs = {head(program)}(h)")
@@ -899,7 +888,7 @@ def graph_text(program, body, inputs, make):
 
 
 def custom_class(custom):
-    return "keras.Model" if custom in ("none", *ADD_LOSS) else "Custom"
+    return "keras.Model" if custom in ("none", *ADDED) else "Custom"
 
 
 def is_rateless(program):

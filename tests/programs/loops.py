@@ -45,11 +45,8 @@ APPLY = {
         "others = [0.5 * tf.convert_to_tensor(g) for g in gradients]\n"
         "optimizer.apply([*gradients, *others], [*weights, *weights])"
     ),
-    "in the tape": (
-        "gradients = tape.gradient(scaled, weights)\n"
-        "{tape}optimizer.apply(gradients, weights)"
-    ),
 }
+APPLY["in the tape"] = APPLY["apply"]  # In one process.
 _STEP = """loss_of = keras.losses.{loss}(reduction="none")
 
 
@@ -121,8 +118,8 @@ def loop_text(program, names, ideal):
     if parameters == "batch":
         listed = words["reversed" if program["args"] == "nested" else "names"]
         unpacked = f"\n    {listed} = batch"
-    apply = APPLY[program["apply"]].format(tape="" if ideal else "    ")
-    apply = "".join(f"    {line}\n" for line in apply.splitlines())
+    lines = APPLY[program["apply"]].splitlines()
+    apply = "".join(f"    {line}\n" for line in lines)
     if program["apply"] == "in the tape" and not ideal:
         apply = (
             "    with tape:\n"

@@ -3,7 +3,6 @@
 import contextlib
 import random
 import threading
-import time
 
 from . import grammar
 from .compare import judge
@@ -90,7 +89,6 @@ class Machine:
         A new group runs it if `in_new_group`, or if it fails after another
         failure.
         """
-        started = time.monotonic()
         group = self._groups[program["where"]]
         if in_new_group:
             group.close()
@@ -115,7 +113,6 @@ class Machine:
             outcome.detail += "\n" + group.last_words()
         if outcome.failed and not was_clean and not in_new_group:
             return self.run(program, in_new_group=True)
-        outcome.seconds = time.monotonic() - started
         outcome.cpu = sum(
             result["cpu"] for result in [reference, *results] if result
         )

@@ -37,89 +37,83 @@ TASKS = {
         "softmax",
     ),
 }
-# By input: each layer, and whether the next one may have the same kind.
+# The layers of each kind of input.
 BODIES = {
     "vector": {
-        "Dense": ('layers.Dense(8, activation="tanh")', True),
+        "Dense": 'layers.Dense(8, activation="tanh")',
         "Regularized": (
-            "layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.01))",
-            True,
+            "layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.01))"
         ),
         "Constrained": (
-            "layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5))",
-            True,
+            "layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5))"
         ),
-        "LayerNormalization": ("layers.LayerNormalization()", True),
-        "UnitNormalization": ("layers.UnitNormalization()", True),
-        "GroupNormalization": ("layers.GroupNormalization(2)", True),
-        "ActivityRegularization": (
-            "layers.ActivityRegularization(l2=0.01)",
-            True,
-        ),
+        "LayerNormalization": "layers.LayerNormalization()",
+        "UnitNormalization": "layers.UnitNormalization()",
+        "GroupNormalization": "layers.GroupNormalization(2)",
+        "ActivityRegularization": "layers.ActivityRegularization(l2=0.01)",
         "SpectralNormalization": (
-            "layers.SpectralNormalization(layers.Dense(4))",
-            True,
+            "layers.SpectralNormalization(layers.Dense(4))"
         ),
         "SynchronizedBatchNorm": (
-            "layers.BatchNormalization(synchronized=True)",
-            True,
+            "layers.BatchNormalization(synchronized=True)"
         ),
-        "BatchNormalization": ("layers.BatchNormalization()", True),
-        "Dropout": ("layers.Dropout(0.3)", True),
-        "Wide": ('layers.Dense(700, activation="tanh")', True),
-        **{name: (f"{name}()", True) for name in STATEFUL},
-        "PReLU": ("layers.PReLU()", True),
-        "Residual": ("Residual()", True),
-        "EinsumDense": ('layers.EinsumDense("bi,ij->bj", 4)', True),
+        "BatchNormalization": "layers.BatchNormalization()",
+        "Dropout": "layers.Dropout(0.3)",
+        "Wide": 'layers.Dense(700, activation="tanh")',
+        **{name: f"{name}()" for name in STATEFUL},
+        "PReLU": "layers.PReLU()",
+        "Residual": "Residual()",
+        "EinsumDense": 'layers.EinsumDense("bi,ij->bj", 4)',
     },
     "image": {
-        "Conv2D": ('layers.Conv2D(3, 3, activation="tanh")', True),
-        "MaxPooling2D": ("layers.MaxPooling2D()", True),
-        "AveragePooling2D": ("layers.AveragePooling2D(2)", True),
-        "DepthwiseConv2D": ("layers.DepthwiseConv2D(2)", True),
-        "SeparableConv2D": ("layers.SeparableConv2D(3, 2)", True),
-        "Conv2DTranspose": ("layers.Conv2DTranspose(2, 2)", True),
-        "UpSampling2D": ("layers.UpSampling2D()", True),
-        "ZeroPadding2D": ("layers.ZeroPadding2D(1)", True),
-        "LayerNormalization": ("layers.LayerNormalization()", True),
-        "GlobalMaxPooling2D": ("layers.GlobalMaxPooling2D()", False),
-        "GlobalAveragePooling2D": ("layers.GlobalAveragePooling2D()", False),
+        "Conv2D": 'layers.Conv2D(3, 3, activation="tanh")',
+        "MaxPooling2D": "layers.MaxPooling2D()",
+        "AveragePooling2D": "layers.AveragePooling2D(2)",
+        "DepthwiseConv2D": "layers.DepthwiseConv2D(2)",
+        "SeparableConv2D": "layers.SeparableConv2D(3, 2)",
+        "Conv2DTranspose": "layers.Conv2DTranspose(2, 2)",
+        "UpSampling2D": "layers.UpSampling2D()",
+        "ZeroPadding2D": "layers.ZeroPadding2D(1)",
+        "LayerNormalization": "layers.LayerNormalization()",
+        "GlobalMaxPooling2D": "layers.GlobalMaxPooling2D()",
+        "GlobalAveragePooling2D": "layers.GlobalAveragePooling2D()",
     },
     "series": {
-        "Conv1D": ("layers.Conv1D(3, 2)", True),
-        "MaxPooling1D": ("layers.MaxPooling1D()", True),
-        "LSTM": ("layers.LSTM(4)", False),
-        "LSTM of sequences": ("layers.LSTM(4, return_sequences=True)", True),
-        "GRU": ("layers.GRU(4)", False),
-        "SimpleRNN": ("layers.SimpleRNN(4)", False),
-        "Bidirectional": ("layers.Bidirectional(layers.LSTM(3))", False),
-        "masked LSTM": (
-            "keras.Sequential([layers.Masking(), layers.LSTM(4)])",
-            False,
-        ),
+        "Conv1D": "layers.Conv1D(3, 2)",
+        "MaxPooling1D": "layers.MaxPooling1D()",
+        "LSTM": "layers.LSTM(4)",
+        "LSTM of sequences": "layers.LSTM(4, return_sequences=True)",
+        "GRU": "layers.GRU(4)",
+        "SimpleRNN": "layers.SimpleRNN(4)",
+        "Bidirectional": "layers.Bidirectional(layers.LSTM(3))",
+        "masked LSTM": "keras.Sequential([layers.Masking(), layers.LSTM(4)])",
         "ConvLSTM1D": (
             "keras.Sequential([layers.Reshape((3, 2, 4)), "
-            "layers.ConvLSTM1D(2, 2), layers.Flatten()])",
-            False,
+            "layers.ConvLSTM1D(2, 2), layers.Flatten()])"
         ),
-        "TimeDistributed": ("layers.TimeDistributed(layers.Dense(3))", True),
+        "TimeDistributed": "layers.TimeDistributed(layers.Dense(3))",
         "SynchronizedBatchNorm": (
             "keras.Sequential([layers.Masking(), "
-            "layers.BatchNormalization(synchronized=True)])",
-            True,
+            "layers.BatchNormalization(synchronized=True)])"
         ),
-        "SelfAttention": ("SelfAttention()", True),
-        "GlobalAveragePooling1D": ("layers.GlobalAveragePooling1D()", False),
+        "SelfAttention": "SelfAttention()",
+        "GlobalAveragePooling1D": "layers.GlobalAveragePooling1D()",
     },
     "tokens": {
-        "Embedding": ("layers.Embedding(10, 4)", True),
-        "masked Embedding": ("layers.Embedding(10, 4, mask_zero=True)", True),
-        "PositionEmbedding": ("PositionEmbedding()", True),
-        "LSTM": ("layers.LSTM(4)", False),
-        "GRU": ("layers.GRU(4)", False),
-        "SelfAttention": ("SelfAttention()", True),
-        "GlobalAveragePooling1D": ("layers.GlobalAveragePooling1D()", False),
+        "Embedding": "layers.Embedding(10, 4)",
+        "masked Embedding": "layers.Embedding(10, 4, mask_zero=True)",
+        "PositionEmbedding": "PositionEmbedding()",
+        "LSTM": "layers.LSTM(4)",
+        "GRU": "layers.GRU(4)",
+        "SelfAttention": "SelfAttention()",
+        "GlobalAveragePooling1D": "layers.GlobalAveragePooling1D()",
     },
+}
+# Layers that no other of the same kind can follow.
+LAST = {
+    *("GlobalMaxPooling2D", "GlobalAveragePooling2D", "LSTM", "GRU"),
+    *("SimpleRNN", "Bidirectional", "masked LSTM", "ConvLSTM1D"),
+    "GlobalAveragePooling1D",
 }
 LOSSES = {
     "regression": {
@@ -282,23 +276,12 @@ for _name in ("SparseLoCo ahead", "SparseLoCo overlapping"):
         "sparsity=(0.5,)", "sparsity=(0.75,), rampdown_begin_step=2"
     )
 # Classes with a custom step or loss.
-CUSTOM = {
-    "guide": "",
-    "result": "",
-    "vector": "",
-    "weighted mean": "",
-    "means": "",
-    "compute_loss": "",
-    "per row": "",
-    "compute_loss plus": "",
-    "train_step": "",
-    "add_loss mean": "",
-    "add_loss rows": "",
-    "add_loss views": "",
-    "add_loss sum": "",
-    "unlisted": "",
-    "SAM": "",
-}
+CUSTOM = (
+    *("guide", "result", "vector", "weighted mean", "means"),
+    *("compute_loss", "per row", "compute_loss plus", "train_step"),
+    *("add_loss mean", "add_loss rows", "add_loss views", "add_loss sum"),
+    *("unlisted", "SAM"),
+)
 _GUIDE = """class Custom(keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -313,7 +296,7 @@ _GUIDE = """class Custom(keras.Model):
             loss = {loss}
         weights = self.trainable_weights
         self.optimizer.apply(tape.gradient(loss, weights), weights)
-        {update}
+        self.loss_tracker.update_state({update})
         self.mae_metric.update_state(y, y_pred)
         return {{
             "loss": self.loss_tracker.result(),
@@ -323,6 +306,13 @@ _GUIDE = """class Custom(keras.Model):
     @property
     def metrics(self):
         return [self.loss_tracker, self.mae_metric]"""
+
+
+def _guide(loss="self.loss_fn(y, y_pred)", update="loss"):
+    return _GUIDE.format(loss=loss, update=update)
+
+
+_RESULT = _guide("ops.mean(ops.square(y - y_pred))")
 UNLISTED = "return [self.loss_tracker]  # Not the other one."
 HELPERS = {
     "Residual": """class Residual(layers.Layer):
@@ -413,27 +403,12 @@ HELPERS = {
 
     def result(self):
         return ops.sum(ops.maximum(self.seen - 1.0, 0.0))''',
-    "guide": _GUIDE.format(
-        loss="self.loss_fn(y, y_pred)",
-        update="self.loss_tracker.update_state(loss)",
-    ),
-    "result": _GUIDE.format(
-        loss="ops.mean(ops.square(y - y_pred))",
-        update="self.loss_tracker.update_state(loss)",
-    ),
-    "weighted mean": _GUIDE.format(
-        loss="self.loss_fn(y, y_pred)",
-        update="self.loss_tracker.update_state(loss, sample_weight=2.0)",
-    ),
-    "means": _GUIDE.format(
-        loss="self.loss_fn(y, y_pred)",
-        update="self.loss_tracker.update_state([loss, ops.mean(y_pred)])",
-    ),
+    "guide": _guide(),
+    "result": _RESULT,
+    "weighted mean": _guide(update="loss, sample_weight=2.0"),
+    "means": _guide(update="[loss, ops.mean(y_pred)]"),
     # Takes the gradient of a vector.
-    "vector": _GUIDE.format(
-        loss="keras.losses.mean_squared_error(y, y_pred) / 4",
-        update="self.loss_tracker.update_state(loss)",
-    ),
+    "vector": _guide("keras.losses.mean_squared_error(y, y_pred) / 4"),
     "train_step": """class Custom(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -449,10 +424,9 @@ HELPERS = {
             else:
                 metric.update_state(y, y_pred, sample_weight)
         return {metric.name: metric.result() for metric in self.metrics}""",
-    "unlisted": _GUIDE.format(
-        loss="ops.mean(ops.square(y - y_pred))",
-        update="self.loss_tracker.update_state(loss)",
-    ).replace("return [self.loss_tracker, self.mae_metric]", UNLISTED),
+    "unlisted": _RESULT.replace(
+        "return [self.loss_tracker, self.mae_metric]", UNLISTED
+    ),
     "SAM": SAM,
     **OWN_OPTIMIZERS,
     **OF_OURS,

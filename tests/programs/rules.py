@@ -9,7 +9,7 @@ all values except some.
 import importlib.metadata
 
 from .groups import PLACES
-from .models import BODIES, LOSSES
+from .models import BODIES, LAST, LOSSES
 
 OWN_METRICS = {
     *("guide", "result", "vector", "weighted mean", "means", "unlisted"),
@@ -54,15 +54,8 @@ SAVED_RATES = {"LearningRateScheduler", "ReduceLROnPlateau"}
 PLAIN = {
     *("none", "layers", "sequential", "vector", "regression", "float32"),
     *("inside", "not", "constant", "ordinary", 0, 1),
-    *(
-        "Keras",
-        "in order",
-        "by hand",
-        "apply",
-        "function",
-        "dataset",
-        "at once",
-    ),
+    *("Keras", "in order", "by hand", "apply", "function", "dataset"),
+    "at once",
     *("alike", "any", "def", "Keras's", "metrics", "AUTO", "by one", False),
     *("mse", "SGD", "arrays"),
 }
@@ -108,8 +101,8 @@ class Rule:
 
     Args:
         why: The reason, as a phrase.
-        names: The features of the rule; the first one is changed first.
         is_broken: Returns whether a program breaks the rule.
+        name: The feature that is changed first.
         allowed: The values that other features may have.
     """
 
@@ -118,14 +111,15 @@ class Rule:
         self.name, self.allowed = name, allowed or {}
 
 
-def only(name, values, why, **allowed):
+def only(name, values, why, plain="", **allowed):
     """Return a rule: these values allow only some values of others.
 
-    A keyword `looked_at` names the feature "looked at".
+    `plain` lists features that must be plain, separated by commas. A keyword
+    `looked_at` names the feature "looked at".
     """
     allowed = {
-        keyword.replace("_at", " at"): limit
-        for keyword, limit in allowed.items()
+        **(dict.fromkeys(plain.split(", "), PLAIN) if plain else {}),
+        **{key.replace("_at", " at"): limit for key, limit in allowed.items()},
     }
 
     def is_broken(program):
@@ -154,7 +148,7 @@ def has_layer(program, *parts):
     """Return whether a layer's name or text contains one of `parts`."""
     bodies = BODIES[program["input"]]
     return any(
-        part in name or part in bodies[name][0]
+        part in name or part in bodies[name]
         for name in program["layers"]
         for part in parts
     )
@@ -163,9 +157,7 @@ def has_layer(program, *parts):
 def fits(program):
     """Return whether each layer accepts the rank of the previous one."""
     names = program["layers"]
-    return all(
-        BODIES[program["input"]][name][1] for name in names[:-1]
-    ) and not any(
+    return LAST.isdisjoint(names[:-1]) and not any(
         "mbedding" in name or name == "ConvLSTM1D" for name in names[1:]
     )
 
@@ -202,44 +194,30 @@ RULES = [
     # Scripts.
     only(
         *("script", {"conservation"}, "it has nothing else"),
-        **dict.fromkeys(
-            *[("family", "input", "layers", "style", "custom", "task")], PLAIN
+        plain=(
+            "family, input, layers, style, custom, task, precision, rest, "
+            "source, pipeline, shuffle, looked at, weights, validation, "
+            "steps, scale, loss, metrics, optimizer, rate, clip, average, "
+            "accumulate, exclude, another model, frozen, made, "
+            "steps_per_execution, callbacks, interrupt, actions, emptied, "
+            "policy, vocabulary, fetched, branches"
         ),
-        **dict.fromkeys(
-            *[("precision", "rest", "source", "pipeline", "shuffle")], PLAIN
-        ),
-        **dict.fromkeys(
-            *[("looked at", "weights", "validation", "steps", "scale")], PLAIN
-        ),
-        **dict.fromkeys(
-            *[("loss", "metrics", "optimizer", "rate", "clip")], PLAIN
-        ),
-        **dict.fromkeys(
-            *[("average", "accumulate", "exclude", "another model")], PLAIN
-        ),
-        **dict.fromkeys(*[("frozen", "made", "steps_per_execution")], PLAIN),
         eagerly={False},
         distributed={False},
-        **dict.fromkeys(*[("callbacks", "interrupt", "actions")], PLAIN),
-        **dict.fromkeys(*[("emptied", "policy", "vocabulary")], PLAIN),
-        **dict.fromkeys(*[("fetched", "branches")], PLAIN),
         wrapper={"none", *COMPARED},
         where=but("mirrored", "elsewhere"),
     ),
     only(
         *("script", {"loop"}, "a loop has no `fit`"),
         source={"tf.data", *FILES},
-        **dict.fromkeys(
-            *[("steps", "validation", "callbacks", "interrupt")], PLAIN
+        plain=(
+            "steps, validation, callbacks, interrupt, metrics, custom, "
+            "family, steps_per_execution, shuffle, emptied, policy, "
+            "branches, looked at"
         ),
-        **dict.fromkeys(*[("metrics", "custom", "family")], PLAIN),
         made={"inside", "optimizer outside"},
         eagerly={False},
         distributed={False},
-        **dict.fromkeys(
-            *[("steps_per_execution", "shuffle", "emptied", "policy")], PLAIN
-        ),
-        **dict.fromkeys(*[("branches", "looked at")], PLAIN),
         weights=but("class"),
         actions={"state"},
         loss={
@@ -565,12 +543,9 @@ RULES = [
     ),
     only(
         *("family", PARTS, "a family has its own model, loss and metrics"),
-        **dict.fromkeys(
-            *[("style", "custom", "input", "layers", "task", "metrics")],
-            PLAIN,
-        ),
-        **dict.fromkeys(
-            *[("weights", "validation", "precision", "frozen")], PLAIN
+        plain=(
+            "style, custom, input, layers, task, metrics, weights, "
+            "validation, precision, frozen"
         ),
         loss={"mse"},
         seeded={True},
@@ -875,13 +850,10 @@ RULES = [
     *(
         only(
             *(name, {value}, "of a linear loss, gradients are the same"),
-            **dict.fromkeys(
-                *[("style", "custom", "input", "layers", "precision")], PLAIN
+            plain=(
+                "style, custom, input, layers, precision, callbacks, "
+                "interrupt, accumulate, average, actions, clip, exclude"
             ),
-            **dict.fromkeys(
-                *[("callbacks", "interrupt", "accumulate", "average")], PLAIN
-            ),
-            **dict.fromkeys(*[("actions", "clip", "exclude")], PLAIN),
             loss={"by hand: linear"},
             task={"regression"},
             batches=but(1),
@@ -1049,13 +1021,10 @@ RULES = [
     # TensorFlow's own strategy, which weights and reduces differently.
     only(
         *("where", {"mirrored"}, "TensorFlow's strategy does not do that"),
-        **dict.fromkeys(
-            *[("weights", "custom", "family", "accumulate")], PLAIN
+        plain=(
+            "weights, custom, family, accumulate, steps_per_execution, made, "
+            "eagerly, average, metrics, looked at, steps"
         ),
-        **dict.fromkeys(
-            *[("steps_per_execution", "made", "eagerly", "average")], PLAIN
-        ),
-        **dict.fromkeys(*[("metrics", "looked_at", "steps")], PLAIN),
         batch={4, 6, 8, 2, 12},
         rest={0},
         loss={"mse", "sparse_categorical_crossentropy"},

@@ -96,7 +96,7 @@ def execute(script, folder):
     os.chdir(folder)
     module = sys.modules["script"] = types.ModuleType("script")
     names = vars(module)
-    started, cpu = time.monotonic(), cpu_seconds()
+    cpu = cpu_seconds()
     result = {"error": None}
     told = []
     try:
@@ -112,7 +112,6 @@ def execute(script, folder):
         result["left"] = state_of(names)
     except Exception as error:
         result["error"] = result["error"] or describe(error)
-    result["seconds"] = time.monotonic() - started
     result["cpu"] = cpu_seconds() - cpu
     return result
 
@@ -145,7 +144,6 @@ def describe(error):
         "class": type(error).__name__,
         "classes": [base.__name__ for base in type(error).__mro__],
         "text": str(error),
-        "file": frames[-1].filename,
         "ours": "tf_optimizers" in pathlib.Path(frames[-1].filename).parts,
         "traceback": "".join(traceback.format_exception(error)),
     }
