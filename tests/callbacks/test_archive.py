@@ -9,9 +9,9 @@ import cases
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 from backups import (
     NONE,
-    assert_equal,
     make_archive,
     restore,
     scramble,

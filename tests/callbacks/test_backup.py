@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 from backups import (
     NONE,
     OPTIMIZERS,
@@ -16,7 +17,6 @@ from backups import (
     Interruption,
     X,
     Y,
-    assert_equal,
     epochs_of,
     fit,
     interrupt,

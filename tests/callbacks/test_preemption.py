@@ -17,13 +17,13 @@ import keras
 import numpy as np
 import pytest
 import real_workers
+from arrays import assert_equal
 from backups import (
     OPTIMIZERS,
     Interrupt,
     Interruption,
     X,
     Y,
-    assert_equal,
     fit,
     make_model,
     state,

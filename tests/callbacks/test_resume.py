@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
+from arrays import assert_close, assert_equal
 from scripts import resume
 
 import tf_optimizers as tfo
@@ -151,12 +152,11 @@ def test_files_of_keras_on_each_worker_hold_the_sum(
         else:
             checkpoint = tf.train.Checkpoint(model=model)
             checkpoint.read(str(saves / "checkpoint")).assert_consumed()
-    for found, expected in zip(
+    assert_close(
         resume.memory(model)["sums"],
         sums(results["2"], "end"),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+        rtol=1e-6,
+        atol=1e-8,
+    )
     expected = results["2"][place]["weights"]
-    for found, weight in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(found, weight)
+    assert_equal(model.get_weights(), expected)

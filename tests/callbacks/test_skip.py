@@ -5,12 +5,12 @@ import shutil
 import keras
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 from backups import (
     Interrupt,
     Interruption,
     X,
     Y,
-    assert_equal,
     epochs_of,
     fit,
     fit_alone,

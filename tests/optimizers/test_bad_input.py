@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 
 import tf_optimizers as tfo
 
@@ -161,8 +162,7 @@ def test_bad_gradients_are_rejected_and_change_nothing(case, kind, built):
         optimizer.apply(gradients, variables)
     after = [v.numpy() for v in [*variables, *optimizer.variables]]
     assert optimizer.built is built
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(before, after)
 
 
 def test_empty_apply_gradients_is_rejected(case):
@@ -193,8 +193,7 @@ def test_unknown_variable_is_rejected_and_changes_nothing(case):
     with pytest.raises(ValueError, match="Unknown variable"):
         optimizer.apply(cases.make_gradients(0), [variables[0], stranger])
     after = [v.numpy() for v in [*variables, *optimizer.variables]]
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(before, after)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from arrays import assert_equal
 from contract import TOLERANCE, train
 from versions import KERAS
 
@@ -147,13 +148,9 @@ def test_tf_checkpoint_is_restored_before_the_optimizer_is_built(
     restored, others, checkpoint = make()
     checkpoint.restore(path)
     cases.run(restored, others, 2, first=3)
-    pairs = zip(
-        [*variables, *optimizer.variables],
-        [*others, *restored.variables],
-        strict=True,
+    assert_equal(
+        [*variables, *optimizer.variables], [*others, *restored.variables]
     )
-    for a, b in pairs:
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 def test_variables_are_in_keras_s_order(case):
@@ -193,8 +190,7 @@ def test_deep_copy_trains_on_its_own(case):
     actual = cases.run(copy.deepcopy(optimizer), cases.make_variables(), 3)
     assert not optimizer.built
     expected = cases.run(optimizer, cases.make_variables(), 3)
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(actual, expected)
 
 
 def test_config_round_trip(case):
@@ -284,8 +280,7 @@ def test_plain_tensorflow_variables_are_trained_and_excluded(case):
     kwargs = {"exclude_from_weight_decay": tfo.BIAS_AND_NORM, "use_ema": True}
     actual = cases.run(case.make(**kwargs), variables, 4)
     expected = cases.run(case.make(**kwargs), cases.make_variables(), 4)
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(actual, expected)
     decayed = cases.run(case.make(), cases.make_variables(), 4)
     assert not np.array_equal(actual[1], decayed[1])
 
@@ -393,8 +388,7 @@ def test_zero_gradient_leaves_undecayed_weights(case):
     optimizer = case.make(weight_decay=0.0)
     zeros = [np.zeros_like(v) for v in cases.make_values()]
     optimizer.apply(zeros, variables)
-    for variable, value in zip(variables, cases.make_values(), strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    assert_equal(variables, cases.make_values())
     # The state is valid: the next step equals the reference.
     state = {}
     expected = case.reference_step()

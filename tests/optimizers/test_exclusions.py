@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 
 import tf_optimizers as tfo
 
@@ -74,10 +75,7 @@ def decayed(model):
 
 def assert_go_on_alike(model, loaded):
     """Train both models further, and compare."""
-    for a, b in zip(
-        train(model).get_weights(), train(loaded).get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(train(model).get_weights(), train(loaded).get_weights())
     assert decayed(loaded) == decayed(model)
 
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 
 pytestmark = cases.EACH_KIND
 
@@ -71,8 +72,7 @@ def test_groups_survive_a_keras_file(case, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for each in (model, loaded):
         each.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False)
-    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.get_weights(), loaded.get_weights())
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -90,8 +90,7 @@ def test_half_precision_model_is_built_by_its_first_step(case, dtype):
         model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
         return map(cases.as_numpy, model.get_weights())
 
-    for a, b in zip(weights(), weights(keras.Input((4,))), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(weights(), weights(keras.Input((4,))))
 
 
 def test_mixed_precision_policy_trains(case):

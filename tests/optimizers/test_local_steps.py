@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from arrays import assert_equal
 from cases import error, with_long
 from dgc import around, start
 from local import copies
@@ -108,8 +109,7 @@ def test_two_replicas_match_reference(mirrored, name):
         assert (error(first, second) > 1e-3) == (step % EVERY > 0)
         assert rounds.run.optimizer.is_synchronized == (step % EVERY == 0)
         if step % EVERY == 0:
-            for a, b in zip(first, second, strict=True):
-                np.testing.assert_array_equal(a, b)
+            assert_equal(first, second)
 
 
 def test_eager_matches_reference(mirrored):
@@ -399,8 +399,7 @@ def test_layer_that_assigns_weights_in_each_step_is_rejected():
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"must not assign .* 'spectral_n"):
         fit(model, epochs=1)
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.get_weights(), before)
     model.compile(tfo.SparseLoCo(keras.optimizers.SGD(0.1)), "mse")
     fit(model, epochs=1)
 
@@ -599,8 +598,7 @@ def test_local_weights_are_not_saved(mirrored, tmp_path, end, name):
         loaded = make_model(NONE)
         loaded.optimizer.build(loaded.trainable_variables)
         loaded.load_weights(tmp_path / name)
-    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(loaded.get_weights(), model.get_weights())
 
 
 def test_local_weights_are_not_exported(mirrored, tmp_path):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 from cases import with_long
 from local import copies
 
@@ -53,8 +54,7 @@ def test_optimizer_made_outside_trains_as_if_made_inside(mirrored, name):
     for model in (inside, outside):
         model.fit(X, Y, batch_size=4, epochs=3, verbose=0, shuffle=False)
     expected, trained = values(mirrored, inside), values(mirrored, outside)
-    for found, wanted in zip(trained, expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert_equal(trained, expected)
 
 
 @pytest.mark.parametrize("name", ["dgc_momentum", "adam_offload"])
@@ -83,8 +83,7 @@ def test_optimizer_made_outside_is_built_by_a_custom_step(mirrored, name):
             train()
         assert int(optimizer.iterations.numpy()) == 3
         weights.append(model.get_weights())
-    for expected, trained in zip(*weights, strict=True):
-        np.testing.assert_array_equal(trained, expected)
+    assert_equal(*weights)
 
 
 def test_rate_and_count_that_were_set_before_are_kept(mirrored):

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 from cases import with_long
 from dgc import SHAPES, start
 
@@ -101,8 +102,7 @@ def test_values_of_a_tiny_rate_do_not_vanish(mirrored, dtype):
 def test_rate_of_zero_changes_only_residuals(mirrored, dtype):
     run = dgc.Run(mirrored, start(), 0.0, sparsity=(0.5,), value_dtype=dtype)
     run.step(gradients_of(0))
-    for actual, expected in zip(run.weights(), start().values(), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    assert_equal(run.weights(), start().values())
     run.optimizer.learning_rate = 0.1
     run.step(gradients_of(1))
     held = [sum(v) for v in run.memory("residual")]
@@ -185,10 +185,7 @@ def test_model_files_keep_the_rule(rule, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.rate_in_momentum is rule
-    for a, b in zip(
-        model.optimizer.variables, loaded.optimizer.variables, strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.optimizer.variables, loaded.optimizer.variables)
     model.save_weights(tmp_path / "model.weights.h5")
     model_of(rule).load_weights(tmp_path / "model.weights.h5")
     message = (
@@ -199,8 +196,7 @@ def test_model_files_keep_the_rule(rule, tmp_path):
     before = [variable.numpy() for variable in other.optimizer.variables]
     with pytest.raises(ValueError, match=message):
         other.load_weights(tmp_path / "model.weights.h5")
-    for variable, value in zip(other.optimizer.variables, before, strict=True):
-        np.testing.assert_array_equal(variable, value)
+    assert_equal(other.optimizer.variables, before)
 
 
 @pytest.mark.parametrize("rule", with_long([True, False], [True]))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from arrays import assert_equal
 from local import assert_copies_agree, copies, per_replica
 
 import tf_optimizers as tfo
@@ -334,8 +335,7 @@ def test_apply_outside_of_a_replica_is_rejected(case, mirrored):
             optimizer.apply(cases.make_gradients(0), variables)
         with mirrored.scope():
             optimizer.build(variables)
-    for value, variable in zip(before, variables, strict=True):
-        np.testing.assert_array_equal(value, variable)
+    assert_equal(before, variables)
 
 
 @pytest.mark.long
@@ -346,5 +346,4 @@ def test_one_device_strategy_equals_none(case):
     assert all("CPU:1" in w.value.device for w in model.weights)
     with tf.device("CPU:0"):
         expected = fit(case.make)
-    for a, b in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.get_weights(), expected.get_weights())

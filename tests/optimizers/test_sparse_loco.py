@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from arrays import assert_equal
 from cases import error, needs_groups, with_long
 from dgc import SHAPES, around, start
 from local import copies
@@ -229,8 +230,7 @@ def test_several_inner_optimizers_step_as_if_alone(mirrored):
     adam = train(NONE, around(keras.optimizers.Adam), sparsity=(0.0,))
     sgd = train(NONE, around(keras.optimizers.SGD), sparsity=(0.0,))
     expected = [sgd.weights()[0], *adam.weights()[1:]]
-    for ours, theirs in zip(run.weights(), expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_equal(run.weights(), expected)
     trained = train(mirrored, around(make))
     # Layers may be frozen, or all variables of one optimizer.
     for places in ([0, 2], [1, 2]):
@@ -392,8 +392,7 @@ def test_weights_of_the_inner_optimizer_are_set():
     first.apply([tf.ones([1])])
     weights = [variable.numpy() for variable in first.variables]
     second.set_weights(weights)
-    for a, b in zip(second.variables, weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(second.variables, weights)
 
 
 def test_rate_of_the_inner_optimizer_is_read_and_set():
@@ -466,8 +465,7 @@ def test_xla_is_rejected_before_anything_changes():
 
     with pytest.raises(RuntimeError, match="`SparseLoCo` cannot run under XLA"):
         step()
-    for weight, value in zip(run.weights(), start().values(), strict=True):
-        np.testing.assert_array_equal(weight, value)
+    assert_equal(run.weights(), start().values())
     assert run.optimizer.inner_optimizer.iterations.numpy() == 0
 
 
@@ -555,12 +553,10 @@ def test_saved_model_continues_bitwise_equal(tmp_path, inner):
     assert np.any(residual.numpy())
     for each in (model, loaded):
         each.fit(X, Y[:, :3], **FIT)
-    for a, b in zip(
+    assert_equal(
         [*model.weights, *model.optimizer.variables],
         [*loaded.weights, *loaded.optimizer.variables],
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    )
 
 
 def test_config_round_trip():

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_close
 from local import assert_copies_agree
 from scripts.sharded import Counted
 
@@ -345,10 +346,7 @@ def test_averages_cover_variables_that_steps_move(mirrored, first):
     make = functools.partial(tfo.Lamb, 0.1, use_ema=True, ema_momentum=0.5)
     model = fitted(mirrored, lambda: tfo.ShardedState(make()), first, not first)
     expected = fitted(mirrored, make, first, not first)
-    for mine, theirs in zip(model.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(
-            mine.numpy(), theirs.numpy(), rtol=0, atol=1e-6
-        )
+    assert_close(model.weights, expected.weights, rtol=0, atol=1e-6)
 
 
 AROUND = {
@@ -387,8 +385,7 @@ def test_averages_inside_of_others_can_be_swapped_in(mirrored, name, replicas):
         return [*model.get_weights(), loss]
 
     found, expected = swapped(tfo.ShardedState), swapped(lambda inner: inner)
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+    assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_summary_of_offloaded_state_counts_this_process(mirrored):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import real_workers
 import tensorflow as tf
+from arrays import assert_close, assert_equal
 from local import assert_copies_agree, copies
 from scripts import sharded as sharded_script
 
@@ -50,8 +51,7 @@ def trained(strategy, optimizer, epochs=4):
 
 def assert_alike(strategy, model, other):
     assert_copies_agree(strategy, model.weights)
-    for mine, theirs in zip(model.weights, other.weights, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    assert_close(model.weights, other.weights, atol=1e-6)
 
 
 def test_replicas_step_as_the_inner_optimizer(mirrored):
@@ -61,8 +61,7 @@ def test_replicas_step_as_the_inner_optimizer(mirrored):
     expected = trained(mirrored, inner)
     model = trained(mirrored, sharded)
     assert_alike(mirrored, model, expected)
-    for mine, theirs in zip(sharded.variables, inner.variables, strict=True):
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-5)
+    assert_close(sharded.variables, inner.variables, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
@@ -114,8 +113,7 @@ def test_one_replica_is_the_inner_optimizer():
     expected = trained(strategy, keras.optimizers.AdamW(0.01, **settings))
     inner = keras.optimizers.AdamW(0.01, **settings)
     model = trained(strategy, tfo.ShardedState(inner))
-    for mine, theirs in zip(model.weights, expected.weights, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_equal(model.weights, expected.weights)
 
 
 EMA = {"use_ema": True, "ema_momentum": 0.5}
@@ -162,9 +160,7 @@ def test_replicated_state_follows_replicas_that_stepped(mirrored):
             run()
         return [*weights, *optimizer.variables]
 
-    pairs = zip(stepped(tfo.ShardedState), stepped(lambda o: o), strict=True)
-    for mine, theirs in pairs:
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-6)
+    assert_close(stepped(tfo.ShardedState), stepped(lambda o: o), atol=1e-6)
 
 
 def test_monitors_show_the_bytes_of_replicas(mirrored):
@@ -233,8 +229,7 @@ def test_multi_optimizer_belongs_around(mirrored, tmp_path):
     loaded.optimizer.build(loaded.trainable_variables)
     loaded.load_weights(path)
     theirs = [v for part in loaded.optimizer.optimizers for v in part.variables]
-    for mine, other in zip(owned, theirs, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    assert_equal(owned, theirs)
     with pytest.raises(ValueError, match="wrap optimizers in"):
         tfo.ShardedState(
             keras.optimizers.MultiOptimizer(choose(lambda inner: inner))
@@ -327,9 +322,7 @@ def test_files_are_those_of_the_inner_optimizer(mirrored, tmp_path, ending):
         else:
             model.save_weights(path)
             loaded.load_weights(path)
-    pairs = zip(loaded.optimizer.variables, sharded.variables, strict=True)
-    for theirs, mine in pairs:
-        np.testing.assert_array_equal(theirs.numpy(), mine.numpy())
+    assert_equal(loaded.optimizer.variables, sharded.variables)
     before = [variable.numpy() for variable in sharded.variables]
     if ending == "ckpt":
         tf.train.Checkpoint(model=loaded, optimizer=inner).write(path)
@@ -338,8 +331,7 @@ def test_files_are_those_of_the_inner_optimizer(mirrored, tmp_path, ending):
     elif ending == "weights.h5":
         loaded.save_weights(path)
         model.load_weights(path)
-    for mine, value in zip(sharded.variables, before, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), value)
+    assert_equal(sharded.variables, before)
 
 
 @pytest.mark.parametrize(
@@ -471,8 +463,7 @@ def test_killed_workers_resume_in_other_numbers(tmp_path):
     before = sharded_script.resumed(alone, tmp_path / "two epochs", 2)
     pairs = [(last, expected), *((result, before) for result in results)]
     for found, wanted in pairs:
-        for mine, theirs in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+        assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_backup_of_other_replicas_gives_the_owner_its_value(mirrored):

@@ -143,11 +143,6 @@ def interrupt(model, folder, step, **kwargs):
         fit(model, folder, Interrupt(step), **kwargs)
 
 
-def assert_equal(actual, expected):
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def make_archive(
     folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
 ):

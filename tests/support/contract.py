@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_equal
 
 from tf_optimizers import schedules
 from tf_optimizers._compat.keras_internals import average
@@ -113,8 +114,7 @@ class Contract:
 
         for i in range(4):
             step([tf.constant(g) for g in cases.make_gradients(i)])
-        for a, b in zip(variables, train(case), strict=True):
-            np.testing.assert_array_equal(a.numpy(), b)
+        assert_equal(variables, train(case))
 
     @pytest.mark.usefixtures("where_xla_runs")
     def test_xla_equals_graph(self, case):
@@ -148,8 +148,7 @@ class Contract:
         optimizer, variables, checkpoint = make()
         checkpoint.restore(path).assert_consumed()
         actual = cases.run(optimizer, variables, 30, first=3)
-        for a, b in zip(actual, expected, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(actual, expected)
 
     def test_empty_slices_equal_a_zero_gradient(self, case):
         empty = tf.IndexedSlices(
@@ -160,8 +159,7 @@ class Contract:
             variables = cases.make_variables()
             case.make().apply([gradient, cases.make_gradients(0)[1]], variables)
             results.append([v.numpy() for v in variables])
-        for a, b in zip(*results, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(*results)
 
     def test_embedding_trains_in_fit(self, case):
         model = keras.Sequential(
@@ -215,8 +213,7 @@ class Contract:
             4,
             gradients=lambda i: [g * 1024 for g in cases.make_gradients(i)],
         )
-        for a, b in zip(actual, train(case), strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(actual, train(case))
 
     def test_gradients_as_lists_and_of_other_floats_are_accepted(self, case):
         variables = cases.make_variables()
@@ -290,12 +287,10 @@ class Contract:
         )
         plain = cases.run(case.make(), cases.make_variables(), 2)
         actual = cases.run(optimizer, variables, 2)
-        for a, b in zip(actual, plain, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_equal(actual, plain)
         cases.run(optimizer, variables, 1, first=2)
         averages = [average(optimizer, v).numpy() for v in variables]
-        for variable, value in zip(variables, averages, strict=True):
-            np.testing.assert_array_equal(variable.numpy(), value)
+        assert_equal(variables, averages)
 
     def test_moving_average_is_of_the_weights_before_the_first_update(
         self, case
@@ -305,8 +300,7 @@ class Contract:
         optimizer = case.make(use_ema=True, gradient_accumulation_steps=4)
         cases.run(optimizer, variables, 3)
         optimizer.finalize_variable_values(variables)
-        for variable, value in zip(variables, cases.make_values(), strict=True):
-            np.testing.assert_array_equal(variable.numpy(), value)
+        assert_equal(variables, cases.make_values())
 
     def test_moving_average_replaces_weights_of_the_running_step(self, case):
         """Layers may have been frozen or thawed since `compile`."""
@@ -341,12 +335,10 @@ class Contract:
             optimizer.apply(overflown, variables)
             if dtype == "float32":  # Keras cannot swap float16 averages.
                 callback.on_test_begin()
-                for variable, value in zip(variables, start, strict=True):
-                    np.testing.assert_array_equal(variable.numpy(), value)
+                assert_equal(variables, start)
                 callback.on_test_end()
         optimizer.finalize_variable_values(variables)
-        for variable, value in zip(variables, start, strict=True):
-            np.testing.assert_array_equal(cases.as_numpy(variable), value)
+        assert_equal(variables, start)
 
     def test_moving_average_of_half_precision_is_float32(self, case):
         variables = cases.make_variables("bfloat16")
@@ -396,8 +388,7 @@ class Contract:
         gradients = cases.make_gradients(0)
         gradients[0][1, 2] = np.nan
         optimizer.apply(gradients, variables)
-        for variable, value in zip(variables, cases.make_values(), strict=True):
-            np.testing.assert_array_equal(variable.numpy(), value)
+        assert_equal(variables, cases.make_values())
         assert float(optimizer.dynamic_scale) == 2.0**14
         optimizer.apply(
             [g * 2.0**14 for g in cases.make_gradients(0)], variables

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import real_workers
 import state
+from arrays import assert_close
 from scripts import dtypes, moved
 from scripts.guide import (
     LOOPED,
@@ -301,10 +302,7 @@ def test_quantized_model_trains_other_weights(results):
     expected = dtypes.adapted()
     assert expected["dtypes"] == first["dtypes"] == ["float32", "int8"]
     assert first["loss"] == pytest.approx(expected["loss"], 1e-6)
-    for actual, wanted in zip(
-        first["weights"], expected["weights"], strict=True
-    ):
-        np.testing.assert_allclose(actual, wanted, atol=1e-5)
+    assert_close(first["weights"], expected["weights"], atol=1e-5)
 
 
 @pytest.mark.long
@@ -350,8 +348,7 @@ def test_rows_that_all_replicas_have_move_as_in_one_process(results):
     first, second = (result["rows"] for result in results)
     assert first == second
     # A tenth of the effect of duplicates on a step.
-    for ours, alone in zip(first, trained_positions(), strict=True):
-        np.testing.assert_allclose(ours, alone, atol=1e-5)
+    assert_close(first, trained_positions(), atol=1e-5)
 
 
 @pytest.mark.long
@@ -509,6 +506,5 @@ def test_scripts_of_the_page_on_horovod_equal_one_process(results):
     assert first["loop"] == second["loop"]
     assert first["loss"] == second["loss"]
     expected, loss = moved.in_one_process()
-    for found, weights in zip(first["loop"], expected, strict=True):
-        np.testing.assert_allclose(found, weights, atol=1e-6)
+    assert_close(first["loop"], expected, atol=1e-6)
     np.testing.assert_allclose(first["loss"], loss, atol=1e-6)

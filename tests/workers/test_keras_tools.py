@@ -5,9 +5,9 @@ Also runs the rows of the page on Horovod that train.
 
 import re
 
-import numpy as np
 import pytest
 import real_workers
+from arrays import assert_close
 from scripts import keras_tools, moved
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -43,8 +43,7 @@ def test_callbacks_that_read_weights_work_or_raise_advice(results, name):
     assert found["logs"] > 1000
     if name in keras_tools.AS_ONE_PROCESS:
         weights, history = keras_tools.with_averages(name)
-        for ours, theirs in zip(found["weights"], weights, strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        assert_close(found["weights"], weights, atol=1e-5)
         assert found["history"]["loss"] == pytest.approx(history["loss"], 1e-4)
 
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_close
 from local import assert_copies_agree, copies, per_replica
 from one_process import TOLERANCE, assert_trains_alike, run_twice
 
@@ -193,9 +194,9 @@ def test_vector_that_may_have_an_element_for_each_row_is_named(ours):
     expected.set_weights(before)
     for each in (model, expected):
         each.train_on_batch(x[:6], y[:6])
-    pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
-    for own, other in pairs:
-        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+    assert_close(
+        model.get_weights(), expected.get_weights(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_metric_variable_that_is_no_sum_is_named(ours):
