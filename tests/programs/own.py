@@ -191,6 +191,11 @@ RETURNED = {
         'ops.cast(y, "float32") - ops.cast(y_pred, "float32")), 0), '
         '"predicted": ops.mean(ops.cast(y_pred, "float32"), 0)'
     ),
+    # Afterwards, so that the other results are those of the batch.
+    "reset": (
+        '"reset": [metric.reset_state() for metric in self.metrics] '
+        "and self.metrics[0].result()"
+    ),
 }
 SAM = """class Custom(keras.Model):
     def train_step(self, data):

@@ -269,6 +269,20 @@ class CallsFunction(Guide):
         return loss(y, y_pred, weight)
 
 
+class ReadsTwice(Guide):
+    """Reads a metric's result before and after a step, and resets it."""
+
+    def train_step(self, data):
+        x, y = data
+        before = self.mae.result()
+        self.mae.reset_state()
+        self.mae.update_state(y, self(x))
+        of_batch = self.mae.result()
+        self.mae.reset_state()
+        logs = super().train_step(data)
+        return logs | {"before": before, "of batch": of_batch}
+
+
 class ReturnsLoss(Guide):
     """Logs the loss itself, without a metric."""
 
@@ -521,6 +535,10 @@ CASES = {
     ),
     "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
     "rows": lambda: compiled(GuideWithRows()),
+    "read twice": lambda: compiled(ReadsTwice()),
+    "read twice, eager": lambda: compiled(
+        ReadsTwice(), sgd(), run_eagerly=True
+    ),
     "sum": lambda: compiled(GuideWithSum()),
     "weight": lambda: compiled(GuideWithWeight()),
     "vector": lambda: compiled(GuideWithVector()),

@@ -2,12 +2,13 @@
 
 If a step returns a metric's result unchanged, the result is computed again from
 the sums of the metric's variables over all replicas. This requires variables
-that are sums, and take few bytes.
+that are sums, and take few bytes. The sums are those of the values that the
+variables had when the step read the result.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,12 +19,25 @@ from tf_optimizers.workers.steps.replica_state import replica
 _MOST_BYTES = 1 << 16
 
 
+class Result(NamedTuple):
+    """A tensor in the result of a metric.
+
+    Attributes:
+        metric: The metric, or None if its results must not be computed again.
+        place: The index of the tensor in the result.
+        state: The values of the metric's variables when the result was read.
+            All tensors of a result share one list.
+    """
+
+    metric: Any
+    place: int
+    state: list[tf.Tensor]
+
+
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Wrap a metric's `result`, to record the tensors in each result.
 
-    `replica.results` gets a record for each tensor: (name, tensor, metric,
-    index of the tensor in the result). The metric is None if its results must
-    not be computed again.
+    `replica.results` gets a triple (name, tensor, `Result`) for each tensor.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -39,8 +53,10 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
             for leaf in keras.tree.flatten(value)
         ]
         names = names_of(value, tensors, metric.name)
+        known = metric if is_sum else None
+        state = [*map(tf.identity, metric.variables)] if is_sum else []
         replica.results += [
-            (name, tensor, metric if is_sum else None, place)
+            (name, tensor, Result(known, place, state))
             for place, (name, tensor) in enumerate(
                 zip(names, tensors, strict=True)
             )
@@ -52,17 +68,15 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 def results_among(
     outputs: Sequence[Any], names: Sequence[Any], results: Sequence[Any]
-) -> dict[int, tuple[Any, int]]:
+) -> dict[int, Result]:
     """Find a step's outputs that are results of metrics, by index.
 
-    `results` are the records that `noted_result` has made in the step. Returns
-    the metric in each found output's record, and the output's index in the
-    result.
+    `results` are the triples that `noted_result` has added in the step.
     """
     return {
-        i: (metric, place)
+        i: result
         for i, (name, output) in enumerate(zip(names, outputs, strict=True))
-        for noted, tensor, metric, place in results
+        for noted, tensor, result in results
         if output is tensor or _is_number_of(output, name, tensor, noted)
     }
 

@@ -48,7 +48,7 @@ def warn_unless_sum(
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
-    if not _is_zero(value) and not _is_sum(value, _source(old)):
+    if not is_zero(value) and not _is_sum(value, _source(old)):
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
@@ -57,6 +57,12 @@ def warn_unless_sum(
             "`add_variable(..., aggregation='mean')`, to get the mean of the "
             "replicas' values instead of their sum."
         )
+
+
+def is_zero(value: tf.Tensor) -> bool:
+    """Return whether a tensor is a constant 0, as when a metric is reset."""
+    known = tf.get_static_value(value)
+    return known is not None and not known.any()
 
 
 def warn_if_made_of(
@@ -93,12 +99,6 @@ def _warn(message: str) -> None:
     """Warn on the first replica of the first worker only."""
     if replicas_of().rank == 0:
         warnings.warn(message, stacklevel=2)
-
-
-def _is_zero(value: tf.Tensor) -> bool:
-    """Return whether a tensor is a constant 0, as when a metric is reset."""
-    known = tf.get_static_value(value)
-    return known is not None and not known.any()
 
 
 def _source(tensor: tf.Tensor) -> Any:

@@ -39,6 +39,7 @@ from tf_optimizers.workers.data.data_distribution import (
 )
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.workers.steps.metric_results import (
+    Result,
     names_of,
     noted_result,
     results_among,
@@ -166,9 +167,8 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # For each output that is a metric's result, by index: the metric, and
-        # the output's index in the result.
-        self._found: dict[int, tuple[Any, int]] = {}
+        # For each output that is a metric's result, by index.
+        self._found: dict[int, Result] = {}
         # For each other output that is a float array, by index: its name and
         # shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
@@ -181,8 +181,8 @@ class Step:
         """Run a replica's step.
 
         Returns:
-            The outputs of the step; the values of `_variables`, to be summed
-            over replicas; and the weight of the replica.
+            The outputs of the step; the values in `_states`, to be summed over
+            replicas; and the weight of the replica.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -223,14 +223,13 @@ class Step:
         for i in others:
             outputs[i] = as_returned(weight, outputs[i])
         packed = tf.nest.pack_sequence_as(returned, outputs)
-        state = list(map(tf.convert_to_tensor, self._variables()))
-        return packed, state, weight
+        return packed, sum(self._states(), []), weight
 
     def _note_kinds(
         self,
         outputs: Sequence[Any],
         names: Sequence[Any],
-        found: dict[int, tuple[Any, int]],
+        found: dict[int, Result],
     ) -> list[int]:
         """Record which outputs are results of metrics, and which are arrays.
 
@@ -246,7 +245,7 @@ class Step:
             The indices of the outputs that are not results of metrics.
         """
         self._found = {
-            i: each for i, each in found.items() if each[0] is not None
+            i: each for i, each in found.items() if each.metric is not None
         }
         others = sorted(set(range(len(outputs))) - set(self._found))
         self._arrays = {
@@ -377,29 +376,28 @@ class Step:
         sums = replicas_of(strategy).reduce_together(
             [*state, *weighted], self.reduction.by("SUM")
         )
-        variables = self._variables()
-        values = {
-            id(variable): value
-            for variable, value in zip(variables, sums, strict=False)
-        }
-        of_all = dict(zip(means, sums[len(variables) :], strict=True))
+        of_all = dict(zip(means, sums[len(state) :], strict=True))
         for i in of_rows:
             own = run(_rows_only, (weight, flat[i]))
             of_all[i] = strategy.gather(own, axis=0)
-        for i, (metric, place) in self._found.items():
-            own = [values[id(variable)] for variable in metric.variables]
-            result = keras.tree.flatten(metric.stateless_result(own))[place]
+        remaining = iter(sums)
+        totals = {
+            id(own): [next(remaining) for _ in own] for own in self._states()
+        }
+        for i, (metric, place, own) in self._found.items():
+            total = totals[id(own)]
+            result = keras.tree.flatten(metric.stateless_result(total))[place]
             # A result may itself be a variable.
+            values = dict(zip(map(id, metric.variables), total, strict=True))
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
             flat[i] = run(_copy, (value,))
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
-    def _variables(self) -> list[keras.Variable]:
-        """Return the variables of the metrics whose results are outputs."""
-        metrics = distinct(metric for metric, _ in self._found.values())
-        return [v for metric in metrics for v in metric.variables]
+    def _states(self) -> list[list[tf.Tensor]]:
+        """Return the states of metrics from which outputs were computed."""
+        return distinct(found.state for found in self._found.values())
 
 
 def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:

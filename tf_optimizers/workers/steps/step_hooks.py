@@ -27,7 +27,10 @@ from tf_optimizers._compat.strategies import (
 )
 from tf_optimizers.replicas import check_in_run, replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
-from tf_optimizers.workers.steps.metric_variables import warn_unless_sum
+from tf_optimizers.workers.steps.metric_variables import (
+    is_zero,
+    warn_unless_sum,
+)
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.share import (
     Share,
@@ -266,9 +269,10 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     """Assign a value to a variable, in a replica or outside of steps.
 
     In a model's step, a replica without rows leaves variables of metrics
-    unchanged. An assignment to another variable is recorded for `CommonState`,
-    unless an optimizer makes the assignment. If a model's step makes the
-    assignment, `RestoredWeights` may replace the value.
+    unchanged, except that it may reset them to 0. An assignment to another
+    variable is recorded for `CommonState`, unless an optimizer makes the
+    assignment. If a model's step makes the assignment, `RestoredWeights` may
+    replace the value.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:
@@ -288,7 +292,9 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
     replica.updated[id(variable)] = variable
     warn_unless_sum(variable, old, value)
-    return original(variable, tf.where(replica.share.has_rows, value, old))
+    if not is_zero(value):
+        value = tf.where(replica.share.has_rows, value, old)
+    return original(variable, value)
 
 
 def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
