@@ -84,6 +84,38 @@ def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
 
 
+class ReturnsIntegers(custom_steps.Guide):
+    """Returns integers that differ between replicas, and some that do not."""
+
+    def train_step(self, data):
+        x, y = data
+        rows = keras.ops.cast(103 * y[:, 0], "int32")
+        logs = super().train_step(data)
+        return logs | {
+            "number": rows[0],
+            "array": rows[:1] * tf.constant([1, 2]),
+            "rows": rows,
+            "flags": y[:, 0] > 0,
+            "steps": self.optimizer.iterations,
+            "large": tf.constant(2**40 + 1),
+        }
+
+
+def test_integers_are_averaged_as_floats(ours):
+    """The replicas have two rows and one row."""
+    x, y = (part[:3] for part in (custom_steps.X, custom_steps.Y))
+    expected, found = histories(ours, ReturnsIntegers, x, y, batch_size=3)
+    rows = np.array(expected["rows"][0])
+    mean = (2 * rows[0] + rows[2]) / 3
+    assert abs(mean - round(mean)) > 0.3
+    np.testing.assert_allclose(found["number"], [mean], rtol=1e-6)
+    np.testing.assert_allclose(found["array"], [[mean, 2 * mean]], rtol=1e-6)
+    assert expected["large"] == [2**40 + 1]
+    for name in ("rows", "flags", "steps", "large"):
+        values = np.asarray(found[name], "float64")
+        np.testing.assert_allclose(values, expected[name], rtol=1e-14)
+
+
 class Halves(keras.metrics.Metric):
     """Returns the second half of a vector."""
 

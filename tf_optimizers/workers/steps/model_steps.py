@@ -2,14 +2,14 @@
 
 The kind of an output decides the common result of all replicas:
 
-    float or bool               the mean, weighted by the replicas' rows
+    number or bool              the mean, weighted by the replicas' rows
     array of fixed shape        the mean, weighted by the replicas' rows
     array, an element per row   the concatenated arrays
     result of a metric          the result for the rows of all replicas
     predictions                 the concatenated rows, without padding
 
-The arrays in this table are float arrays in a graph. Keras itself reduces other
-outputs, such as integers.
+A mean of integers or bools is a float. The arrays in this table are arrays of
+numbers in a graph. Keras itself reduces other outputs, such as strings.
 """
 
 import contextlib
@@ -169,8 +169,7 @@ class Step:
         self._undo = contextlib.ExitStack()
         # For each output that is a metric's result, by index.
         self._found: dict[int, Result] = {}
-        # For each other output that is a float array, by index: its name and
-        # shape.
+        # For each other output that is an array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
         # The shapes of values that the step sums, and if they are of rows.
@@ -218,7 +217,7 @@ class Step:
                 with_checked_rows(name, output, rows)
                 for name, output in zip(names, outputs, strict=True)
             ]
-        weight = share.weight
+        weight = share.weight_in_double
         as_returned = _rows_only if self._is_predicting else _scaled_for_mean
         for i in others:
             outputs[i] = as_returned(weight, outputs[i])
@@ -256,7 +255,7 @@ class Step:
         return others
 
     def _is_array(self, value: Any) -> bool:
-        """Return whether an output is a float array and not a prediction.
+        """Return whether an output is an array and not a prediction.
 
         Arrays are found only in a graph.
         """
@@ -264,7 +263,7 @@ class Step:
             not self._is_predicting
             and tf.is_symbolic_tensor(value)
             and bool(value.shape.rank)
-            and value.dtype.is_floating
+            and _as_float(value).dtype.is_floating
         )
 
     @contextlib.contextmanager
@@ -404,8 +403,8 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
     If the value is a variable that is summed over replicas, Keras's mean
-    becomes this sum. Integers, values that are not numbers, and variables that
-    are equal on all replicas are not scaled.
+    becomes this sum. Values that are not numbers, and variables that are equal
+    on all replicas, are not scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):
@@ -413,23 +412,32 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
         how, is_own = how.lower(), _is_on_read(value)
         value = tf.convert_to_tensor(value)
         if not is_own:
-            return value
+            return _as_float(value)
         if how == "sum":
             return value * tf.cast(replicas, value.dtype)
     if isinstance(value, (bool, int, float, np.generic)):
         value = tf.constant(value)
+    if tf.is_tensor(value) and value.dtype == tf.bool:  # Keras logs 0 or 1.
+        value = tf.cast(value, tf.float32)
     if not tf.is_tensor(value) or value.shape.rank != 0:
         return value
-    if value.dtype == tf.bool:  # Keras logs a bool as 0 or 1.
-        value = tf.cast(value, tf.float32)
-    if not value.dtype.is_floating:
+    if not _as_float(value).dtype.is_floating:
         return value
     return _times(weight * replicas, value)
 
 
 def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a value times a weight; 0 if the weight is 0, even for NaN."""
+    value = _as_float(value)
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def _as_float(value: tf.Tensor) -> tf.Tensor:
+    """Return integers and bools as floats, so that means are not rounded."""
+    if value.dtype.is_integer or value.dtype == tf.bool:
+        # A float32 cannot count steps beyond 2^24.
+        return tf.cast(value, tf.float64)
+    return value
 
 
 def _copy(value: Any) -> tf.Tensor:

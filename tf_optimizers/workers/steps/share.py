@@ -61,6 +61,12 @@ class Share:
         return own / total
 
     @property
+    def weight_in_double(self) -> tf.Tensor:
+        """The share in float64, so that means of integers are exact."""
+        own, total = (tf.cast(rows, tf.float64) for rows in self.rows)
+        return own / total
+
+    @property
     def inverse(self) -> tf.Tensor:
         """The inverse of `weight`, or 0 if the replica has no rows."""
         own, total = self.rows
