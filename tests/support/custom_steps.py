@@ -135,11 +135,42 @@ class GuideWithWeight(Guide):
         return {"loss": self.loss_tracker.result()}
 
 
+class GuideWithWeights(Guide):
+    """Weights numbers by constants, variables, and numbers of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = keras.Variable(3.0, trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        x, y = data
+        rows = ops.cast(ops.shape(x)[0], "float32")
+        for weight in (tf.constant(2.0), np.float32(2), self.weight, rows):
+            self.loss_tracker.update_state(ops.mean(x * y[:, :1]), weight)
+        of_rows = y[:, 0] ** 2
+        total = ops.sum(of_rows)
+        mean = ops.sum(of_rows * x[:, 0]) / total
+        self.loss_tracker.update_state(mean, total)
+        return logs | {"loss": self.loss_tracker.result()}
+
+
 class GuideWithVector(Guide):
     """Takes the gradient of a vector, as an older guide does."""
 
     def loss_of(self, y, y_pred):
         return keras.losses.mean_squared_error(y, y_pred) / 3
+
+
+class GuideWithGradients(Guide):
+    """Takes the gradient of a vector by `tf.gradients`."""
+
+    def train_step(self, data):
+        x, y = data
+        losses = keras.losses.mean_squared_error(y, self(x)) / 3
+        weights = self.trainable_variables
+        self.optimizer.apply(tf.gradients(losses, weights), weights)
+        return {"loss": ops.mean(losses)}
 
 
 class GuideWithTwoViews(Guide):
@@ -541,7 +572,9 @@ CASES = {
     ),
     "sum": lambda: compiled(GuideWithSum()),
     "weight": lambda: compiled(GuideWithWeight()),
+    "weights": lambda: compiled(GuideWithWeights()),
     "vector": lambda: compiled(GuideWithVector()),
+    "vector, function": lambda: compiled(GuideWithGradients()),
     "vector, eager": lambda: compiled(
         GuideWithVector(), sgd(), run_eagerly=True
     ),

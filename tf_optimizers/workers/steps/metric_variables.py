@@ -12,7 +12,7 @@ from the variable are wrong.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -134,13 +134,34 @@ def _read_by(
     """
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
-    waiting: list[tf.Operation] = [output.op]
-    seen = {output.op}
-    while waiting:
-        op = waiting.pop()
+    for op in _operations_behind(output):
         if op.type == "ReadVariableOp" and id(op.inputs[0]) in sources:
             return sources[id(op.inputs[0])]
-        new = {tensor.op for tensor in op.inputs} - seen
-        seen |= new
-        waiting += new
     return None
+
+
+def depends_on_rows(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor of a step's graph depends on the step's rows.
+
+    Otherwise, the tensor depends only on constants and variables.
+    """
+    return any(
+        not op.inputs and op.type != "Const"
+        for op in _operations_behind(tensor)
+    )
+
+
+def _operations_behind(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yield the operations that a tensor depends on.
+
+    Operations that assign to the variables that it depends on are left out.
+    """
+    waiting: list[tf.Operation] = [tensor.op]
+    seen = {tensor.op}
+    while waiting:
+        op = waiting.pop()
+        yield op
+        if op.type != "ReadVariableOp":
+            new = {each.op for each in op.inputs} - seen
+            seen |= new
+            waiting += new

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import (
@@ -28,6 +29,7 @@ from tf_optimizers._compat.strategies import (
 from tf_optimizers.replicas import check_in_run, replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.metric_variables import (
+    depends_on_rows,
     is_zero,
     warn_unless_sum,
 )
@@ -215,6 +217,20 @@ def gradient(
     return original(tape, target, sources, output_gradients, *args, **kwargs)
 
 
+def gradients(
+    original: Callable,
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return `tf.gradients`; see `gradient`."""
+    if replica.share is not None and grad_ys is None:
+        grad_ys = _output_gradients(ys, xs)
+    return original(ys, xs, grad_ys, *args, **kwargs)
+
+
 def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
     """Return factors for the elements of all targets; see `gradient`.
 
@@ -252,17 +268,30 @@ def _weight_of_numbers(values: Any, weight: Any) -> Any:
     """Return a weight times the replica's share.
 
     A step may pass the number of the replica's rows as the weight, or weights
-    of rows. Such weights are returned unchanged. A scalar tensor counts as a
-    number of rows.
+    of rows. Such weights are returned unchanged. In an eager step, a scalar
+    tensor counts as a number of rows.
     """
     if weight is None:
         weight = tf.ones(keras.ops.shape(values)[:1])
-    elif isinstance(weight, (int, float)):
-        if isinstance(replica.rows, int) and weight == replica.rows:
-            return weight
-    elif not len(keras.ops.shape(weight)) or is_of_rows(weight):
+    elif _is_number_of_rows(weight) or is_of_rows(weight):
         return weight
     return tf.cast(weight, tf.float32) * replica.share.weight
+
+
+def _is_number_of_rows(weight: Any) -> bool:
+    """Return whether a weight is the number, or the weight, of some rows.
+
+    Constants, and values of variables, are such a number only if they equal the
+    number of the replica's rows.
+    """
+    if len(keras.ops.shape(weight)):
+        return False
+    if tf.is_tensor(weight) and tf.executing_eagerly():
+        return True
+    known = tf.get_static_value(weight) if tf.is_tensor(weight) else weight
+    if isinstance(known, (int, float, np.generic, np.ndarray)):
+        return isinstance(replica.rows, int) and known == replica.rows
+    return depends_on_rows(tf.convert_to_tensor(weight))
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
