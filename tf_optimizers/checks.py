@@ -11,6 +11,7 @@ import tensorflow as tf
 
 # The smallest normal float32. Kernels flush smaller numbers to zero.
 TINY = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Fixed:
@@ -90,8 +91,8 @@ def check_epsilon(name: str, value: Any) -> float:
     return check_number(
         name,
         value,
-        f"a number > 0 that float32 can hold (at least {TINY:.4g})",
-        lambda x: x >= TINY,
+        f"a number > 0 that float32 can hold ({TINY:.4g} to {_LARGEST:.4g})",
+        lambda x: TINY <= x <= _LARGEST,
     )
 
 

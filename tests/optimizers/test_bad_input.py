@@ -17,7 +17,7 @@ NUMBERS = {
     "learning_rate": [-1e-3, np.nan, np.inf, 10**400],
     "beta_1": [-0.1, 1.0, 1.5, np.nan],
     "beta_2": [-0.1, 1.0, 2, np.nan],
-    "epsilon": [0.0, -1e-8, 1e-50, np.nan, np.inf],
+    "epsilon": [0.0, -1e-8, 1e-50, 1e39, np.nan, np.inf],
     "weight_decay": [-0.01, np.nan, np.inf],
     "lower_bound": [-1.0, np.nan, np.inf],
     "upper_bound": [0.0, -1.0, np.nan],
