@@ -98,6 +98,8 @@ class Page(HTMLParser):
 
 def problems(site: pathlib.Path) -> Iterator[str]:
     """Yield problems, page by page."""
+    if not (site / "index.html").exists():
+        yield "index.html is missing"
     paths = [p for p in sorted(site.rglob("*.html")) if p.name != "404.html"]
     pages = {path: Page(path) for path in paths}
     for path, page in pages.items():
@@ -134,12 +136,12 @@ def leads_somewhere(
 
 
 def main() -> None:
-    """Print problems; fail if there are any, or if there is no site."""
+    """Print problems; fail if there are any."""
     site = pathlib.Path(sys.argv[1]).resolve()
     found = list(problems(site))
     for problem in found:
         sys.stderr.write(f"{problem}\n")
-    if found or not (site / "index.html").exists():
+    if found:
         sys.exit(f"{len(found)} problems in {site}")
 
 
