@@ -30,8 +30,14 @@ from tf_optimizers.demo.data import (
 )
 from tf_optimizers.demo.large_batch import batch_report, batch_study
 from tf_optimizers.demo.large_batch.batch_study import Budget, Plan, Study
+from tf_optimizers.demo.link import Forwarder
 from tf_optimizers.demo.network import build_model, initial_weights
-from tf_optimizers.demo.parts import EXTRAS, PARTS, load_part
+from tf_optimizers.demo.parts import (
+    EXTRAS,
+    FIRST_TUNING_SEED,
+    PARTS,
+    load_part,
+)
 from tf_optimizers.demo.results import write_json
 from tf_optimizers.demo.start import hidden_unless_it_fails
 from tf_optimizers.demo.trainer import Trainer, WarmupThenDecay
@@ -225,7 +231,7 @@ def test_study_trains_with_the_wanted_seeds(monkeypatch, seeds):
 
 @pytest.mark.parametrize("plan", [batch_study.FULL, batch_study.QUICK])
 def test_plan_keeps_its_promises(plan):
-    assert min(plan.tuning_seeds) > 1000  # Test seeds start at 0.
+    assert min(plan.tuning_seeds) >= FIRST_TUNING_SEED
     assert list(plan.rates) == sorted(plan.rates)
     for budget in plan.budgets:
         assert SPLIT_SIZES["train"] % budget.batch_size == 0
@@ -367,6 +373,10 @@ def test_report_links_exist_and_plots_are_images(report_dir):
         (["--seeds", "two"], "must be an integer.*Received: two."),
         (["--parts", "huge"], "Received: huge. Use any of: large-batch"),
         (["--first-seed", "-1"], "must be an integer.*Received: -1."),
+        (
+            ["--first-seed", "9999", "--seeds", "3"],
+            "must differ from the seeds.*begin at 10001. Received: .* 9999",
+        ),
         (["--link", "fast"], "A link must have a rate.*Received: fast."),
         (["--report-dir", "{file}"], "must be a folder.*Choose another path"),
         (["--data-dir", "{file}/x"], "must be a folder.*Choose another path"),
@@ -387,6 +397,17 @@ def test_missing_loopback_is_explained(monkeypatch, tmp_path, capsys):
     assert main(["--report-dir", str(tmp_path / "report")]) == 1
     message = " ".join(capsys.readouterr().err.split())
     assert "need ports on the loopback interface. Received: [Errno" in message
+
+
+def test_link_without_an_answer_is_explained(monkeypatch, tmp_path, capsys):
+    def measure(names):
+        monkeypatch.setattr("sys.executable", "true")
+        Forwarder([])
+
+    monkeypatch.setattr("tf_optimizers.demo.__main__.load_parts", measure)
+    assert main(["--report-dir", str(tmp_path / "report")]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "Received: no answer from its process" in message
 
 
 def test_interrupted_demo_ends_quietly(monkeypatch, tmp_path, capsys):

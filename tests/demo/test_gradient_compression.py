@@ -36,7 +36,7 @@ from tf_optimizers.demo.gradient_compression.compression_study import (
     make_optimizers,
 )
 from tf_optimizers.demo.link import NONE, Link
-from tf_optimizers.demo.parts import Settings
+from tf_optimizers.demo.parts import FIRST_TUNING_SEED, Settings
 from tf_optimizers.demo.processes import WorkersError, follow, run_workers
 from tf_optimizers.demo.sockets import sent_bytes
 
@@ -147,7 +147,7 @@ def test_interrupted_workers_leave_no_process(module, tmp_path):
 
 @pytest.mark.parametrize("plan", [FULL, QUICK], ids=["full", "quick"])
 def test_plan_keeps_its_promises(plan):
-    assert min(plan.tuning_seeds) > 1000  # Test seeds start at 0.
+    assert min(plan.tuning_seeds) >= FIRST_TUNING_SEED
     for rates in plan.rates.values():
         assert list(rates) == sorted(rates)
     assert plan.batch_size % plan.workers == 0

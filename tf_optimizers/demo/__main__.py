@@ -10,8 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tf_optimizers.demo.link import Link, parse_link
-from tf_optimizers.demo.parts import PARTS, Settings, missing_extras
+from tf_optimizers.demo.link import Link, LinkError, parse_link
+from tf_optimizers.demo.parts import (
+    FIRST_TUNING_SEED,
+    PARTS,
+    Settings,
+    missing_extras,
+)
 from tf_optimizers.demo.probe import LoopbackError, check_loopback
 from tf_optimizers.demo.processes import WorkersError
 from tf_optimizers.demo.start import Parts, load_parts
@@ -37,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Loading is slow, so do it after the checks.
         parts = load_parts(dict.fromkeys(options.parts))
         run(parts, options)
-    except (LoopbackError, WorkersError) as error:
+    except (LinkError, LoopbackError, WorkersError) as error:
         return fail(str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -120,6 +125,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.seeds is None:
         options.seeds = QUICK_SEEDS if options.quick else DEFAULT_SEEDS
+    if options.first_seed + options.seeds > FIRST_TUNING_SEED:
+        parser.error(
+            "test seeds must differ from the seeds that tune learning rates, "
+            f"which begin at {FIRST_TUNING_SEED}. Received: --first-seed "
+            f"{options.first_seed}, with {options.seeds} seeds. Pass a smaller "
+            "`--first-seed`, or leave it out for 0."
+        )
     return options
 
 

@@ -88,6 +88,10 @@ def parse_link(text: str) -> Link:
     return Link(float(found[1]) * UNITS[found[2]], float(found[3]) / 1e3)
 
 
+class LinkError(RuntimeError):
+    """The process that simulates a link does not answer."""
+
+
 class Forwarder:
     """A process that forwards bytes between this worker and the other workers.
 
@@ -108,7 +112,11 @@ class Forwarder:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.ports: list[int] = json.loads(self._read())
+        try:
+            self.ports: list[int] = json.loads(self._read())
+        except LinkError:
+            self.close()
+            raise
 
     def set(self, link: Link) -> None:
         """Change the simulated link; the forwarder begins without one."""
@@ -124,7 +132,7 @@ class Forwarder:
     def _read(self) -> str:
         line = next(iter(self._process.stdout or []), "")
         if not line:
-            raise RuntimeError(
+            raise LinkError(
                 "A simulated link needs ports of the loopback interface. "
                 "Received: no answer from its process; see the error above. "
                 "Check that `ping 127.0.0.1` works, or pass `--link none`."

@@ -28,6 +28,10 @@ EXTRAS = {
 }
 
 
+# Learning rates are chosen with this seed and later ones.
+FIRST_TUNING_SEED = 10_001
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings from the command line.
