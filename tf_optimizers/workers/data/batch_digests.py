@@ -168,9 +168,9 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return a sample of a tensor: some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # Over several batches, the samples cover all rows and all columns.
+    # Over down * right batches, the samples cover all elements.
     return tf.reshape(tensor, [rows, columns])[
-        number % down :: down, number % right :: right
+        number % down :: down, number // down % right :: right
     ]
 
 
