@@ -2,7 +2,10 @@
 
 import json
 import re
+import threading
+import time
 import types
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,7 +15,13 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops import shuffle_op
 
 from tf_optimizers.workers.agreement import statements as agreement
-from tf_optimizers.workers.data import batch_digests, batch_splits, shuffles
+from tf_optimizers.workers.collectives.runs import BackgroundCall
+from tf_optimizers.workers.data import (
+    batch_digests,
+    batch_splits,
+    data_distribution,
+    shuffles,
+)
 from tf_optimizers.workers.data import order as shared_data
 
 ROWS = np.arange(32, dtype="float32")[:, None]
@@ -174,6 +183,28 @@ def alone(monkeypatch, seed):
     monkeypatch.setattr(agreement, "coordination", store)
 
 
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_report_of_a_failure_does_not_wait_long(monkeypatch, is_at_once):
+    """If other workers wait for nothing, the report never ends."""
+    monkeypatch.setattr(data_distribution, "_REPORTING_SECONDS", 0.1)
+    reported, ended = threading.Event(), threading.Event()
+
+    def gather(note):
+        reported.set()
+        assert ended.wait(60)
+
+    extended = mock.Mock(workers=2, gather_notes=gather)
+    extended.background = BackgroundCall(extended, is_at_once=is_at_once)
+    strategy = types.SimpleNamespace(extended=extended, compares_data=True)
+    start = time.monotonic()
+    try:
+        data_distribution.report_failure(strategy)
+        assert time.monotonic() - start < 30
+        assert reported.wait(30)
+    finally:
+        ended.set()
+
+
 def test_lengths_must_be_the_same(alone):
     data = tf.data.Dataset.range(8)
     agree(data, 3, [None] * 4)
@@ -247,10 +278,11 @@ def test_values_of_any_size_have_a_digest(shape, number):
     assert np.array_equal(unknown((batch, batch), number)[8:], own)
 
 
-def test_digests_cover_all_elements_over_time():
+@pytest.mark.parametrize("column", [-1, -2])
+def test_digests_cover_all_elements_over_time(column):
     batch = np.zeros((700, 130), "float32")
     changed = batch.copy()
-    changed[-1, -1] = 1
+    changed[-1, column] = 1
     differ = [
         np.any(
             batch_digests.digests(tf.constant(batch), number)

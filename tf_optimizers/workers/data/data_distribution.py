@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.workers._compat.datasets import dataset_of
 from tf_optimizers.workers._compat.distribution import regroup
+from tf_optimizers.workers.collectives.runs import BackgroundCall
 from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.ahead_dataset import look_ahead
 from tf_optimizers.workers.data.batch_digests import Comparison
@@ -135,6 +136,9 @@ def report_failure(strategy: Any) -> None:
     if not are_compared(strategy):
         return
     extended = strategy.extended
+    background = extended.background
+    if background.is_at_once:
+        background = BackgroundCall(extended)
 
     def report() -> None:
         with tf.init_scope():
@@ -143,8 +147,8 @@ def report_failure(strategy: Any) -> None:
 
     with contextlib.suppress(tf.errors.OpError):  # A worker may have died.
         # Call in a thread: if other workers do not wait, the call does not end.
-        extended.background.call(report)
-        extended.background.wait(_REPORTING_SECONDS)
+        background.call(report)
+        background.wait(_REPORTING_SECONDS)
 
 
 def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
