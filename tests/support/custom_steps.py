@@ -314,6 +314,21 @@ class ReadsTwice(Guide):
         return logs | {"before": before, "of batch": of_batch}
 
 
+class ReturnsFromFunction(Guide):
+    """Returns a metric's result from a `tf.function` within the step."""
+
+    @tf.function
+    def measure(self, y, y_pred):
+        self.mae.update_state(y, y_pred)
+        return ops.mean(y_pred), self.mae.result()
+
+    def train_step(self, data):
+        x, y = data
+        logs = super().train_step(data)
+        logs["mean"], logs["mae"] = self.measure(2 * y, self(x))
+        return logs
+
+
 class ReturnsLoss(Guide):
     """Logs the loss itself, without a metric."""
 
@@ -567,6 +582,7 @@ CASES = {
     "guide, ours": lambda: compiled(Guide(), tfo.Lamb(0.1)),
     "rows": lambda: compiled(GuideWithRows()),
     "read twice": lambda: compiled(ReadsTwice()),
+    "read in a function": lambda: compiled(ReturnsFromFunction()),
     "read twice, eager": lambda: compiled(
         ReadsTwice(), sgd(), run_eagerly=True
     ),

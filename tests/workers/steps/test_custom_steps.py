@@ -250,6 +250,32 @@ def test_metric_variable_that_is_no_sum_is_named(ours):
     assert "`keeps/most`" in message
 
 
+class OfBatches(keras.metrics.Metric):
+    """The mean of the batches' means."""
+
+    def __init__(self):
+        super().__init__(name="of_batches")
+        self.total = self.add_weight(initializer="zeros", name="total")
+        self.count = self.add_weight(initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.mean(y_pred))
+        self.count.assign_add(1)
+
+    def result(self):
+        return self.total / self.count
+
+
+def test_metric_that_counts_batches_is_named(ours):
+    with ours.scope():
+        model = custom_steps.dense(2)
+        model.compile("sgd", "mse", metrics=[OfBatches()])
+    with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
+        model.evaluate(custom_steps.X, custom_steps.Y, batch_size=3, verbose=0)
+    (message,) = {str(each.message) for each in warned}
+    assert "`of_batches/count`, to which a step adds a constant" in message
+
+
 def test_number_made_of_a_metric_is_named(ours):
     """A number that is not a metric's result counts as one of a replica."""
 

@@ -73,12 +73,34 @@ def results_among(
 
     `results` are the triples that `noted_result` has added in the step.
     """
-    return {
-        i: result
-        for i, (name, output) in enumerate(zip(names, outputs, strict=True))
-        for noted, tensor, result in results
-        if output is tensor or _is_number_of(output, name, tensor, noted)
-    }
+    found: dict[int, Result] = {}
+    for i, (name, output) in enumerate(zip(names, outputs, strict=True)):
+        for noted, tensor, result in results:
+            if output is tensor or _is_number_of(output, name, tensor, noted):
+                found[i] = result
+            elif result.metric is not None and _is_returned(output, tensor):
+                # The state cannot be used outside of the function.
+                state = [*map(tf.identity, result.metric.variables)]
+                found[i] = result._replace(state=state)
+    return found
+
+
+def _is_returned(output: Any, tensor: Any) -> bool:
+    """Return whether a `tf.function` has returned a tensor as an output."""
+    if not (tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(tensor)):
+        return False
+    while output.op.type == "Identity":
+        output = output.op.inputs[0]
+    if tensor.graph is output.graph or "PartitionedCall" not in output.op.type:
+        return False
+    function, place = output.op.get_attr("f").name, output.value_index
+    returned = tensor.graph.outputs
+    if tensor.graph.name not in function or place >= len(returned):
+        return False
+    value = returned[place]
+    while value is not tensor and value.op.type == "Identity":
+        value = value.op.inputs[0]
+    return value is tensor
 
 
 def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:

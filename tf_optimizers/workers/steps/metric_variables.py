@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
 from tf_optimizers.replicas import replicas_of
+from tf_optimizers.workers.steps.replica_state import replica
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
@@ -48,7 +49,16 @@ def warn_unless_sum(
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
-    if not is_zero(value) and not _is_sum(value, _source(old)):
+    source = _source(old)
+    if _adds_constant(value, source):
+        _warn(
+            "A metric's variable must be a sum over rows, since its values on "
+            f"all replicas are added. Received: `{path_of(variable)}`, to "
+            "which a step adds a constant, such as a number of batches. On "
+            "batches that cannot be split evenly, results differ from those of "
+            "one process. Add a number of rows, or use `keras.metrics.Mean`."
+        )
+    elif not is_zero(value) and not _is_sum(value, source):
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
@@ -121,6 +131,25 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
     if op.type in ("SelectV2", "Select"):
         return all(_is_sum(each, source) for each in op.inputs[1:])
     return source is not None and _source(value) is source
+
+
+def _adds_constant(value: tf.Tensor, source: Any) -> bool:
+    """Return whether a tensor is a variable's old value plus a constant.
+
+    A constant that may be a number of rows does not count. `source` is the
+    handle of the variable.
+    """
+    op = value.op
+    if op.type in _PASS_THROUGH:
+        return _adds_constant(op.inputs[0], source)
+    if op.type not in ("AddV2", "Add") or source is None:
+        return False
+    added = [each for each in op.inputs if _source(each) is not source]
+    known = tf.get_static_value(added[0]) if len(added) == 1 else None
+    if known is None or not known.any():
+        return False
+    rows = replica.rows
+    return not isinstance(rows, int) or (known % max(rows, 1)).any()
 
 
 def _read_by(
