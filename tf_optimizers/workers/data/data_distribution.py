@@ -193,6 +193,7 @@ def _places(extended: Any) -> range:
 
     Keras concatenates predictions in this order: first from the first replica
     of every worker, then from the second replica of every worker, and so on.
+    `gather_rows` concatenates the arrays that a step returns in this order.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 

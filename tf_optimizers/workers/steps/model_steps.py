@@ -51,6 +51,7 @@ from tf_optimizers.workers.steps.metric_variables import (
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
+from tf_optimizers.workers.steps.run_outputs import gather_rows
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
     check_vectors,
@@ -378,7 +379,7 @@ class Step:
         of_all = dict(zip(means, sums[len(state) :], strict=True))
         for i in of_rows:
             own = run(_rows_only, (weight, flat[i]))
-            of_all[i] = strategy.gather(own, axis=0)
+            of_all[i] = gather_rows(strategy, own)
         remaining = iter(sums)
         totals = {
             id(own): [next(remaining) for _ in own] for own in self._states()

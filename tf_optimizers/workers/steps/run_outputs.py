@@ -47,6 +47,29 @@ def gather_any(
     return words_to_strings(gather(words, axis), lengths)
 
 
+def gather_rows(strategy: Any, rows: Any) -> tf.Tensor:
+    """Concatenate all replicas' rows, in the order of the global batch.
+
+    `strategy.gather` concatenates rows by rank. But consecutive parts of a
+    batch belong to replicas of different workers; see `data_distribution.py`.
+
+    Args:
+        strategy: The strategy. Call this function in cross-replica context.
+        rows: A per-replica value.
+    """
+    gathered = strategy.gather(rows, axis=0)
+    extended, devices = strategy.extended, len(strategy.extended.worker_devices)
+    if 1 in (extended.workers, devices):
+        return gathered
+    # Our own `strategy.run` would treat the function as the user's.
+    own = tf.distribute.Strategy.run(
+        strategy, lambda own: tf.shape(own)[:1], [rows]
+    )
+    counts = strategy.gather(own, axis=0)
+    parts = tf.split(gathered, counts, num=extended.replicas)
+    return tf.concat([p for i in range(devices) for p in parts[i::devices]], 0)
+
+
 class ScalarsOfRun:
     """The float32 scalars that `strategy.run` returned in a graph.
 
