@@ -13,6 +13,7 @@ from tf_optimizers.workers._compat.distribution import (
     regroup,
     select_replica,
 )
+from tf_optimizers.workers.collectives.ahead import AheadCollectives
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
@@ -144,11 +145,15 @@ class SparseExtended(VariablesExtended):
         )
 
     def _make_collectives(
-        self, keys: Any, replicas: int, options: Any = None
+        self,
+        keys: Any,
+        replicas: int,
+        options: Any = None,
+        kind: type = SparseCollectiveAllReduce,
     ) -> SparseCollectiveAllReduce:
         count = len(self.worker_devices)
         is_local = replicas == count
-        return SparseCollectiveAllReduce(
+        return kind(
             devices=self.worker_devices,
             group_size=replicas,
             options=self._communication_options.merge(options),
@@ -283,8 +288,10 @@ class SparseExtended(VariablesExtended):
         threads = {}
         for i, purpose in enumerate(("entries", "logs", "notes")):
             keys = CollectiveKeys(self._collective_key_base + (5 + i << 24))
-            # Use a ring instead of NCCL, as for the side channel.
-            channel = self._make_collectives(keys, self.replicas, _RING)
+            # On GPUs, use a ring instead of NCCL, as for the side channel.
+            channel = self._make_collectives(
+                keys, self.replicas, _RING, AheadCollectives
+            )
             self.channels.append(channel)
             threads[purpose] = Later(self, channel)
         return threads

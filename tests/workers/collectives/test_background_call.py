@@ -79,7 +79,7 @@ def test_abandoned_calls_are_ended_at_exit(monkeypatch, is_deleted):
 def test_owner_deleted_while_a_function_is_traced_leaves_no_op_in_it():
     """Python may delete the owner at any time."""
     owners = [Owner()]
-    queue = Later(owners[0], None)._started
+    queue = Later(owners[0], None).started
 
     @tf.function(autograph=False)
     def trace():

@@ -47,6 +47,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     separately, instead of their sum.
     """
 
+    launcher = KeyedLauncher
+
     def __init__(
         self,
         devices: Sequence[str],
@@ -60,7 +62,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         group_key = collective_keys.get_group_key(self._devices)
         # The parent's constructor has no argument for its launchers.
         self._launchers = [
-            KeyedLauncher(
+            self.launcher(
                 group_key,
                 group_size,
                 collective_keys,

@@ -24,7 +24,7 @@ from tf_optimizers._compat.tensorflow_internals import (
     effects_of,
     plain_variable,
 )
-from tf_optimizers.workers.collectives.runs import BackgroundCall
+from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 
 # The capacity of a queue. The queue never fills up, since a step waits for a
 # call before a step starts the call again.
@@ -37,32 +37,29 @@ class Later:
     Args:
         owner: An object. The thread ends when this object is deleted, and at
             exit.
-        channel: The `SparseCollectiveAllReduce` through which calls exchange
-            values.
+        channel: The `AheadCollectives` through which calls exchange values.
     """
 
     def __init__(self, owner: object, channel: Any) -> None:
         self.channel = channel
         self._calls: list[weakref.ref[Call]] = []
         with tf.init_scope(), tf.device("CPU:0"):
-            self._started = tf.queue.FIFOQueue(
-                _QUEUE_SIZE, [tf.int64, tf.int64]
-            )
+            self.started = tf.queue.FIFOQueue(_QUEUE_SIZE, [tf.int64, tf.int64])
         thread, started, calls = (
             BackgroundCall(owner),
-            self._started,
+            self.started,
             self._calls,
         )
-        # At exit, `_close` runs before `BackgroundCall` joins the thread. A
+        # At exit, `close` runs before `BackgroundCall` joins the thread. A
         # thread that waits for an open queue would not end.
-        weakref.finalize(owner, _close, started)
+        weakref.finalize(owner, close, started)
         thread.call(lambda: _run(started, calls))
 
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
         """Create a call that `replicas` local replicas start together."""
-        call = Call(function, self._started, len(self._calls), replicas)
+        call = Call(function, self, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call
 
@@ -74,7 +71,7 @@ class Call:
         function: Called in the thread when all replicas have started the call.
             Its argument is the int64 tensor that the last replica to start the
             call has passed to `start`.
-        started: The queue of the thread.
+        later: The `Later` whose thread runs the function.
         number: The index of the call among the calls of the thread.
         replicas: The number of replicas that start the call.
     """
@@ -82,11 +79,12 @@ class Call:
     def __init__(
         self,
         function: Callable[[tf.Tensor], object],
-        started: tf.queue.QueueBase,
+        later: Later,
         number: int,
         replicas: int,
     ) -> None:
-        self._function, self._started, self._number = function, started, number
+        self._function, self._number = function, number
+        self._started, self._channel = later.started, later.channel
         with tf.init_scope(), tf.device("CPU:0"):
             self._ended = [
                 tf.queue.FIFOQueue(_QUEUE_SIZE, [tf.string])
@@ -140,21 +138,15 @@ class Call:
         try:
             self._function(argument)
         except Exception as raised:
+            cause = self._channel.error or raised
             error = (
                 "Values that a step sends must arrive before a later step "
                 "needs them. Received: an error in the exchange. Look for the "
                 "first error of any worker, then start all workers again. "
-                f"This worker's error: {type(raised).__name__}: {raised}"
+                f"This worker's error: {type(cause).__name__}: {cause}"
             )
         for queue in self._ended:
             queue.enqueue(error)
-
-
-def _close(queue: tf.queue.QueueBase) -> None:
-    # Python may delete the owner while TensorFlow traces a `tf.function`. Close
-    # the queue now, not when the traced function runs.
-    with tf.init_scope():
-        queue.close(cancel_pending_enqueues=True)
 
 
 def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:

@@ -110,6 +110,14 @@ def _join(thread: threading.Thread) -> None:
         thread.join(_ABORTED_SECONDS)
 
 
+def close(queue: tf.queue.QueueBase) -> None:
+    """Close a queue, so that no thread waits for its elements."""
+    # Python may delete the owner of the thread while TensorFlow traces a
+    # `tf.function`. Close the queue now, not when the traced function runs.
+    with tf.init_scope():
+        queue.close(cancel_pending_enqueues=True)
+
+
 def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
     """Return `function(rank)` for each of `count` local replicas."""
     ranks = range(count)

@@ -1,0 +1,206 @@
+"""Asks for messages before the other workers send them.
+
+In TensorFlow, the receiver of a message asks the sender, who answers when the
+message is ready. If both workers begin a gather at the same time, the gather
+takes a round trip. If the receiver has asked before, the gather takes only half
+of a round trip:
+
+    receiver   ask ──▶              ◀── message    ask for the next ──▶
+    sender                message ready
+
+A thread asks for the next message as soon as a message has arrived. So each
+worker always has an open request to every other worker. When a worker ends, the
+open requests to this worker fail, and TensorFlow aborts all collectives of the
+process, even those between local devices.
+"""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_optimizers.workers.collectives.all_reduce import (
+    SparseCollectiveAllReduce,
+)
+from tf_optimizers.workers.collectives.launcher import (
+    FEWEST_IN_LEVELS,
+    Group,
+    KeyedLauncher,
+)
+from tf_optimizers.workers.collectives.progress import (
+    GATHER,
+    instance_key,
+    kind_number,
+)
+from tf_optimizers.workers.collectives.runs import BackgroundCall, close
+
+# The offset of the group keys of pairs. It must be larger than the offsets in
+# `launcher.py`.
+_PAIR_KEYS = 1 << 29
+# The capacity of a queue. A queue never fills up, since a replica sends a
+# message only after the previous message of every replica has arrived.
+_QUEUE_SIZE = 8
+
+
+class Kind(NamedTuple):
+    """What the messages of all replicas have in common.
+
+    Attributes:
+        key: The instance key of the messages.
+        elements: The number of elements of a message.
+        dtype: The dtype of the elements.
+    """
+
+    key: int
+    elements: int
+    dtype: tf.DType
+
+
+class AheadGather:
+    """Gathers messages of one kind, and asks for each message in advance.
+
+    Args:
+        owner: An object. The thread ends when this object is deleted, and at
+            exit.
+        device: The replica's device.
+        everyone: All replicas.
+        replica: The index of this replica among all replicas.
+        kind: The kind of the messages.
+    """
+
+    # The error that has ended the thread, or None.
+    error: Exception | None = None
+
+    def __init__(
+        self,
+        owner: object,
+        device: str,
+        everyone: Group,
+        replica: int,
+        kind: Kind,
+    ) -> None:
+        self._device, self._everyone = device, everyone
+        self._replica, self._kind = replica, kind
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._sent, self._arrived = (
+                tf.queue.FIFOQueue(_QUEUE_SIZE, [kind.dtype]) for _ in range(2)
+            )
+        thread = BackgroundCall(owner)
+        # At exit, the queue is closed before `BackgroundCall` joins the thread.
+        weakref.finalize(owner, close, self._sent)
+        thread.call(self._exchange_all)
+
+    def gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Return the messages of all replicas: [replicas, elements]."""
+        with tf.device("CPU:0"):
+            sent = self._sent.enqueue(message)
+            with tf.control_dependencies([] if sent is None else [sent]):
+                messages = self._arrived.dequeue()
+            shape = [self._everyone.size, self._kind.elements]
+            return tf.ensure_shape(messages, shape)
+
+    def _exchange_all(self) -> None:
+        """Exchange messages until the exchange fails or the queue is closed."""
+        exchange = tf.function(self._exchange, autograph=False)
+        try:
+            while True:
+                exchange()
+        except Exception as error:
+            self.error = error
+            self._arrived.close()
+
+    def _exchange(self) -> list[tf.Tensor]:
+        """Exchange a message with each other replica; return the sends."""
+        everyone = range(self._everyone.size)
+        others = [i for i in everyone if i != self._replica]
+        with tf.device("CPU:0"):
+            own = tf.ensure_shape(self._sent.dequeue(), [self._kind.elements])
+        with tf.device(self._device):
+            # The receives do not depend on the queue, so they begin at once.
+            messages = [self._receive(i) for i in others]
+            sends = [self._send(own, i) for i in others]
+        messages.insert(self._replica, own)
+        with tf.device("CPU:0"):
+            self._arrived.enqueue(tf.stack(messages))
+        # TensorFlow would remove sends that the function does not return.
+        return sends
+
+    def _send(self, message: tf.Tensor, receiver: int) -> tf.Tensor:
+        pair = self._pair(self._replica, receiver)
+        return tf.raw_ops.CollectiveBcastSendV2(input=message, **pair)
+
+    def _receive(self, sender: int) -> tf.Tensor:
+        return tf.raw_ops.CollectiveBcastRecvV2(
+            T=self._kind.dtype,
+            shape=[self._kind.elements],
+            **self._pair(sender, self._replica),
+        )
+
+    def _pair(self, sender: int, receiver: int) -> dict[str, int]:
+        """Return the group of two replicas, for one direction."""
+        key, size = self._everyone
+        return {
+            "group_size": 2,
+            "group_key": key + _PAIR_KEYS + sender * size + receiver,
+            "instance_key": self._kind.key,
+        }
+
+
+class AheadLauncher(KeyedLauncher):
+    """A launcher whose gathers ask for messages in advance.
+
+    Only gathers on CPUs between fewer than `FEWEST_IN_LEVELS` replicas do so,
+    and only if the size of a message is known when the gather is traced.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gathers: dict[Kind, AheadGather] = {}
+
+    def gather(
+        self, input_tensor: Any, options: Any, layout: int = 0
+    ) -> tf.Tensor:
+        """Concatenate the replicas' tensors along the first axis."""
+        tensor = tf.convert_to_tensor(input_tensor)
+        elements = tensor.shape.num_elements()
+        is_supported = "CPU" in self._device and (
+            1 < self._everyone.size < FEWEST_IN_LEVELS
+        )
+        if not (is_supported and elements):
+            return super().gather(tensor, options, layout)
+        number = kind_number(GATHER, tensor.dtype)
+        key = instance_key(number, elements, layout)
+        ahead = self._ahead(Kind(key, elements, tensor.dtype))
+        with tf.control_dependencies([tensor]):
+            begun = self.progress.begin(number, elements, layout)
+        with tf.control_dependencies([begun]):
+            messages = ahead.gather(tf.reshape(tensor, [-1]))
+        with tf.control_dependencies([messages]):
+            self.progress.end()
+        first, *others = tensor.shape
+        return tf.reshape(messages, [self._everyone.size * first, *others])
+
+    def errors(self) -> Iterator[Exception]:
+        """Return the errors that have ended gathers."""
+        errors = (each.error for each in self._gathers.values())
+        return filter(None, errors)
+
+    def _ahead(self, kind: Kind) -> AheadGather:
+        if kind not in self._gathers:
+            replica = self._ranks.index(self._rank)
+            self._gathers[kind] = AheadGather(
+                self, self._device, self._everyone, replica, kind
+            )
+        return self._gathers[kind]
+
+
+class AheadCollectives(SparseCollectiveAllReduce):
+    """Collectives whose gathers ask for messages in advance."""
+
+    launcher = AheadLauncher
+
+    @property
+    def error(self) -> Exception | None:
+        """The first error that has ended a gather, or None."""
+        return next((e for own in self._launchers for e in own.errors()), None)
