@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.workers.steps.replica_state import replica
+from tf_optimizers.workers.steps.share import is_multiple_of_rows
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
@@ -148,8 +148,7 @@ def _adds_constant(value: tf.Tensor, source: Any) -> bool:
     known = tf.get_static_value(added[0]) if len(added) == 1 else None
     if known is None or not known.any():
         return False
-    rows = replica.rows
-    return not isinstance(rows, int) or (known % max(rows, 1)).any()
+    return not all(map(is_multiple_of_rows, known.flat))
 
 
 def _read_by(

@@ -60,6 +60,7 @@ from tf_optimizers.workers.steps.share import (
     rows_of_inputs,
     share_of,
     trace_with_rows,
+    unclear_array,
     with_checked_rows,
 )
 from tf_optimizers.workers.steps.uneven_batches import sum_added_loss
@@ -329,15 +330,9 @@ class Step:
             found = None if problem else other._arrays.get(i, (name, None))[1]
             length = found[0] if found is not None else None
             if length not in (rows, rows + 1):
-                raise ValueError(
-                    f"An array that `{self._kind}` returns must have an "
-                    "element for each row, or the same length for any number "
-                    f"of rows. Received: `{name or 'an array'}` of shape "
-                    f"{shape} for {rows} rows per replica, and "
-                    f"{'an error' if problem else f'shape {found}'} for "
-                    f"{rows + 1} rows. Return a number or the result of a "
-                    "metric, or use a different global batch size."
-                    f"{f' The error was: {problem}' if problem else ''}"
+                named = f"`{name or 'an array'}` of shape {shape}"
+                raise unclear_array(
+                    self._kind, named, rows, found, problem
                 ) from problem
             if length == rows + 1:
                 of_rows.add(i)

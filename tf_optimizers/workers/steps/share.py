@@ -121,10 +121,13 @@ def is_of_rows(value: Any) -> bool:
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
         return True
+    return any(map(is_multiple_of_rows, shape))
+
+
+def is_multiple_of_rows(number: Any) -> bool:
+    """Return whether a number is a multiple of a known number of rows."""
     rows = replica.rows
-    return isinstance(rows, int) and any(
-        length % max(rows, 1) == 0 for length in shape
-    )
+    return isinstance(rows, int) and number % max(rows, 1) == 0
 
 
 def factor_of_sum(value: Any) -> Any:
@@ -158,6 +161,24 @@ def check_vectors(
                 "replica, and for one more row. Sum the vector yourself, or "
                 "use a different global batch size."
             )
+
+
+def unclear_array(
+    kind: str, array: str, rows: int, found: Any, problem: Exception | None
+) -> ValueError:
+    """Return the error for an array whose length does not follow the rows.
+
+    `found` is the array's shape with one more row. `problem` is the error of
+    the step with one more row, or None.
+    """
+    return ValueError(
+        f"An array that `{kind}` returns must have an element for each row, or "
+        f"the same length for any number of rows. Received: {array} for {rows} "
+        f"rows per replica, and {'an error' if problem else f'shape {found}'} "
+        f"for {rows + 1} rows. Return a number or the result of a metric, or "
+        "use a different global batch size."
+        f"{f' The error was: {problem}' if problem else ''}"
+    )
 
 
 _as_it_is = tf.autograph.experimental.do_not_convert
