@@ -1,6 +1,7 @@
-"""Attributes of optimizers that a script assigns after the constructor.
+"""Settings of optimizers, in their configs and as attributes.
 
-An attribute takes effect in the next trace, as in Keras, or raises an error.
+An attribute that a script assigns after the constructor takes effect in the
+next trace, as in Keras, or raises an error.
 """
 
 import keras
@@ -51,6 +52,59 @@ FIXED = {
     },
     tfo.Lamb: {"exclude_from_layer_adaptation": ["bias"]},
 }
+
+ADAM = {
+    "beta_1": 0.8,
+    "beta_2": 0.99,
+    "epsilon": 1e-5,
+    "exclude_from_weight_decay": ["bias"],
+    "use_ema": True,
+}
+RATIOS = {
+    "exclude_from_layer_adaptation": [],
+    "lower_bound": 0.5,
+    "upper_bound": 2.0,
+}
+SETTINGS = {
+    tfo.Lamb: ADAM | RATIOS,
+    tfo.LANS: ADAM | RATIOS | {"clip_normalized_gradient": 3.0},
+    tfo.AdamOffload: ADAM | {"nesterov": True},
+    tfo.DGCMomentum: COMPRESSION
+    | {
+        "momentum": 0.8,
+        "nesterov": True,
+        "regularizer": keras.regularizers.L1L2(0.1, 0.2),
+        "momentum_masking": False,
+        "rate_in_momentum": False,
+        "clipnorm": 2.0,
+    },
+    tfo.SparseLoCo: COMPRESSION
+    | {
+        "residual_decay": 0.5,
+        "outer_learning_rate": 0.75,
+        "sync_every": 7,
+        "overlap": True,
+        "gradient_accumulation_steps": 2,
+    },
+    tfo.ShardedState: {},
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_config_restores_every_setting(kind):
+    first = 0.1
+    if kind in (tfo.SparseLoCo, tfo.ShardedState):
+        first = keras.optimizers.AdamW(0.5, weight_decay=0.25, clipnorm=2.0)
+    settings = SETTINGS[kind] | {"name": "mine"}
+    optimizer, default = kind(first, **settings), kind(first).get_config()
+    config = optimizer.get_config()
+    assert all(config[name] != default[name] for name in settings)
+    restored = keras.optimizers.deserialize(
+        keras.optimizers.serialize(optimizer)
+    )
+    assert type(restored) is kind
+    for each in (restored, kind.from_config(config)):
+        assert each.get_config() == config
 
 
 @pytest.mark.parametrize(

@@ -193,34 +193,6 @@ def test_deep_copy_trains_on_its_own(case):
     assert_equal(actual, expected)
 
 
-def test_config_round_trip(case):
-    own = {"nesterov": True}
-    if case.has_trust_ratio:
-        own = {
-            "exclude_from_layer_adaptation": [],
-            "lower_bound": 0.5,
-            "upper_bound": 2.0,
-        }
-    optimizer = case.make(
-        beta_1=0.8,
-        beta_2=0.99,
-        epsilon=1e-5,
-        exclude_from_weight_decay=["bias"],
-        **own,
-        clipnorm=1.0,
-        use_ema=True,
-        name="mine",
-    )
-    config = optimizer.get_config()
-    restored = keras.optimizers.deserialize(
-        keras.optimizers.serialize(optimizer)
-    )
-    assert type(restored) is case.optimizer
-    assert restored.get_config() == config
-    assert config["exclude_from_weight_decay"] == ["bias"]
-    assert own.items() <= config.items()
-
-
 @pytest.mark.parametrize("how", ["patterns", "names", "variables"])
 def test_exclusion_survives_the_config(case, how):
     variables = cases.make_variables()

@@ -621,41 +621,6 @@ def test_two_replicas_are_not_warned(mirrored, recwarn):
     assert not [w for w in recwarn if "DGCMomentum" in str(w.message)]
 
 
-def test_config_round_trip():
-    optimizer = tfo.DGCMomentum(
-        0.1,
-        momentum=0.8,
-        rampup_begin_step=3,
-        rampup_step=7,
-        sparsity=[0.5, 0.9],
-        nesterov=True,
-        regularizer=L.L1L2(0.1, 0.2),
-        min_compress_size=5,
-        value_dtype="int4",
-        momentum_masking=False,
-        rate_in_momentum=False,
-        rampdown_begin_step=20,
-        rampdown_step=5,
-        clipnorm=2.0,
-        name="mine",
-    )
-    config = optimizer.get_config()
-    copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert isinstance(copy, tfo.DGCMomentum)
-    assert copy.get_config() == config
-    assert tfo.DGCMomentum.from_config(config).get_config() == config
-    assert copy.regularizer.l2 == optimizer.regularizer.l2
-    defaults = tfo.DGCMomentum(0.1).get_config()
-    assert all(
-        defaults[name] != config[name]
-        for name in (
-            *("momentum", "sparsity", "regularizer", "momentum_masking"),
-            *("rate_in_momentum", "rampdown_begin_step", "rampdown_step"),
-            "value_dtype",
-        )
-    )
-
-
 def test_xla_runs_without_compressed_variables():
     variable = keras.Variable(np.ones(3, "float32"))
     optimizer = tfo.DGCMomentum(0.1)

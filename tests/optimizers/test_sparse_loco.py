@@ -559,35 +559,6 @@ def test_saved_model_continues_bitwise_equal(tmp_path, inner):
     )
 
 
-def test_config_round_trip():
-    optimizer = tfo.SparseLoCo(
-        keras.optimizers.AdamW(0.5, weight_decay=0.25, clipnorm=2.0),
-        sparsity=(0.75, 0.99),
-        rampup_begin_step=3,
-        rampup_step=5,
-        residual_decay=0.5,
-        outer_learning_rate=0.75,
-        min_compress_size=100,
-        value_dtype="int2",
-        sync_every=7,
-        overlap=True,
-        gradient_accumulation_steps=2,
-        name="mine",
-    )
-    config = optimizer.get_config()
-    restored = keras.optimizers.deserialize(
-        keras.optimizers.serialize(optimizer)
-    )
-    assert type(restored) is tfo.SparseLoCo
-    assert restored.get_config() == config
-    assert config["sparsity"] == [0.75, 0.99]
-    assert (restored.sync_every, restored.overlap) == (7, True)
-    assert restored.value_dtype == "int2"
-    inner = restored.inner_optimizer
-    assert isinstance(inner, keras.optimizers.AdamW)
-    assert (inner.weight_decay, inner.clipnorm) == (0.25, 2.0)
-
-
 def test_monitor_shows_the_residual(mirrored):
     with mirrored.scope():
         optimizer = tfo.SparseLoCo(
