@@ -503,14 +503,9 @@ def test_two_workers_equal_one_replica_to_the_bit(name, two_workers, alone):
 def test_xla_on_another_device_is_rejected_with_the_way_out():
     with tf.device("CPU:1"):
         variables, optimizer = cases.make_variables(), tfo.AdamOffload()
-
-        @tf.function(jit_compile=True)
-        def step(gradients):
-            optimizer.apply(gradients, variables)
-
         before = [v.numpy() for v in variables]
         with pytest.raises(RuntimeError, match="jit_compile=False") as error:
-            step([tf.constant(g) for g in cases.make_gradients(0)])
+            cases.run_in_graph(optimizer, variables, 1, jit_compile=True)
     assert "Received: kernel" in str(error.value)
     assert "device:CPU:1" in str(error.value)
     assert not optimizer.built

@@ -123,6 +123,18 @@ def run(optimizer, variables, steps, first=0, gradients=make_gradients):
     return [as_numpy(variable) for variable in variables]
 
 
+def run_in_graph(optimizer, variables, steps, **options):
+    """Do as `run`, in a `tf.function` with these options."""
+
+    @tf.function(**options)
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    for i in range(steps):
+        step([tf.constant(g) for g in make_gradients(i)])
+    return [as_numpy(variable) for variable in variables]
+
+
 def run_reference(
     step_function, steps, learning_rate=0.02, values=None, clip=list
 ):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from arrays import assert_equal
+from arrays import assert_close, assert_equal
 
 from tf_optimizers import schedules
 from tf_optimizers._compat.keras_internals import average
@@ -78,22 +78,12 @@ class Contract:
         variables = cases.make_variables("bfloat16", values=values)
         optimizer = case.make(1e-4)
         optimizer.build(variables)
-        twin_optimizer = case.make(1e-4)
         for twin_variable, variable in zip(twin, variables, strict=True):
             twin_variable.assign(tf.cast(variable.value, "float32"))
-
-        @tf.function(jit_compile=True)
-        def step(gradients):
-            optimizer.apply(gradients, variables)
-
-        for i in range(60):
-            step([tf.constant(g) for g in cases.make_gradients(i)])
-        cases.run(twin_optimizer, twin, 60)
-        for half, full in zip(variables, twin, strict=True):
-            # One unit in the last place of bfloat16 is 2^-8 of the value.
-            np.testing.assert_allclose(
-                cases.as_numpy(half), full.numpy(), rtol=2**-8
-            )
+        actual = cases.run_in_graph(optimizer, variables, 60, jit_compile=True)
+        expected = cases.run(case.make(1e-4), twin, 60)
+        # One unit in the last place of bfloat16 is 2^-8 of the value.
+        assert_close(actual, expected, rtol=2**-8)
 
     def test_weight_assigned_from_outside_wins_over_its_master(self, case):
         variables = cases.make_variables("bfloat16")
@@ -105,31 +95,17 @@ class Contract:
 
     @pytest.mark.usefixtures("either_path")
     def test_eager_equals_graph(self, case):
-        variables = cases.make_variables()
-        optimizer = case.make()
-
-        @tf.function
-        def step(gradients):
-            optimizer.apply(gradients, variables)
-
-        for i in range(4):
-            step([tf.constant(g) for g in cases.make_gradients(i)])
-        assert_equal(variables, train(case))
+        actual = cases.run_in_graph(case.make(), cases.make_variables(), 4)
+        assert_equal(actual, train(case))
 
     @pytest.mark.usefixtures("where_xla_runs")
     def test_xla_equals_graph(self, case):
         variables = cases.make_variables()
         optimizer = case.make(gradient_accumulation_steps=2, use_ema=True)
-
-        @tf.function(jit_compile=True)
-        def step(gradients):
-            optimizer.apply(gradients, variables)
-
         optimizer.build(variables)
-        for i in range(4):
-            step([tf.constant(g) for g in cases.make_gradients(i)])
+        actual = cases.run_in_graph(optimizer, variables, 4, jit_compile=True)
         expected = train(case, gradient_accumulation_steps=2, use_ema=True)
-        assert cases.error(variables, expected) < TOLERANCE
+        assert cases.error(actual, expected) < TOLERANCE
 
     def test_half_precision_survives_a_tf_checkpoint(self, case, tmp_path):
         def make():
