@@ -69,8 +69,28 @@ def averaged_by_the_user(targets, outputs):
     return keras.ops.mean((targets - outputs) ** 2)
 
 
+class OneNumber(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return averaged_by_the_user(y_true, y_pred)
+
+
 CASES = {
     "one number": {"loss": averaged_by_the_user},
+    "one number, weighted": {"loss": OneNumber(), "weight": WEIGHT},
+    "one number, summed": {
+        "loss": OneNumber(reduction="sum"),
+        "weight": WEIGHT / 10,
+    },
+    "one number, masked": {
+        "loss": OneNumber(),
+        "model": {"masked": True},
+        "weight": WEIGHT,
+    },
+    "one number, masked by weight": {
+        "loss": OneNumber(reduction="mean_with_sample_weight"),
+        "model": {"masked": True},
+        "weight": WEIGHT,
+    },
     "sum": {"reduction": "sum", "optimizer": "adam"},
     "weighted, several steps": {"weight": WEIGHT, "steps_per_execution": 2},
     "by weight": {"weight": WEIGHT, "reduction": "mean_with_sample_weight"},
@@ -93,6 +113,7 @@ CASES = {
 LONG = [
     *("masked by weight", "outputs", "even but masked"),
     *("sum", "weighted, several steps", "by weight"),
+    *("one number, summed", "one number, masked by weight"),
 ]
 
 

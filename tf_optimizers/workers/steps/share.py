@@ -181,6 +181,30 @@ def unclear_array(
     )
 
 
+def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    """Return the sum of a number over all replicas that have rows."""
+    if tf.executing_eagerly():
+        _check_one_device()
+    if replica.share is not None:
+        value = tf.where(replica.share.has_rows, value, 0.0)
+    return replicas_of().sum(tf.stop_gradient(value))
+
+
+def _check_one_device() -> None:
+    """Raise, in an eager step, if the worker has several devices.
+
+    In eager mode, the worker's replicas take turns. While a replica waits for a
+    sum, another replica runs, and replaces the `losses` of the model's layers.
+    """
+    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+        raise RuntimeError(
+            "A loss that needs a sum over all replicas, such as the sum of a "
+            "mask, cannot run eagerly if workers have several devices. "
+            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
+            "`compile`, or call the loss in a `tf.function`."
+        )
+
+
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 

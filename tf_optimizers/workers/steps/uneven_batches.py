@@ -36,7 +36,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.share import factor_of_sum
+from tf_optimizers.workers.steps.share import factor_of_sum, sum_over_replicas
 from tf_optimizers.workers.worker_replicas import strategy_of_replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
@@ -140,11 +140,17 @@ def _reduce(
     dtype: Any = None,
 ) -> tf.Tensor:
     """Reduce the losses of elements, and scale the result for this replica."""
-    loss = original(values, sample_weight, mask, reduction, dtype)
     is_mean, share = reduction in _MEANS, replica.share
+    is_number = tuple(values.shape) == ()
+    is_weighted = sample_weight is not None or mask is not None
+    if is_number and is_weighted and share and (is_mean or reduction == "sum"):
+        number = original(values, None, None, reduction, dtype)
+        factor = _weight_of_number(sample_weight, mask, reduction)
+        return number * _cast(factor, number)
+    loss = original(values, sample_weight, mask, reduction, dtype)
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
-    if tuple(values.shape) == () and sample_weight is None and mask is None:
+    if is_number and not is_weighted:
         # A scalar loss is a mean that the user has computed. Outside of a
         # model's step, Keras would sum the replicas' means.
         return loss if share or not is_mean else loss / replicas_of().count
@@ -160,6 +166,24 @@ def _reduce(
     return loss * _cast(
         fraction * (share.inverse if share else replicas_of().count), loss
     )
+
+
+def _weight_of_number(
+    sample_weight: Any, mask: Any, reduction: str
+) -> tf.Tensor:
+    """Return Keras's factor for a loss that the user has averaged over rows.
+
+    The factor is the sum of the weights of all replicas' rows, or their mean.
+    """
+    weights = tf.cast(merge_mask(sample_weight, mask, "none"), tf.float32)
+    counts = tf.ones_like(weights) if mask is None else mask
+    total = sum_over_replicas(tf.reduce_sum(weights))
+    if reduction == "mean_with_sample_weight":
+        return tf.cast(total > 0, tf.float32)
+    if reduction == "sum":
+        return total
+    count = sum_over_replicas(tf.reduce_sum(tf.cast(counts, tf.float32)))
+    return tf.math.divide_no_nan(total, count)
 
 
 def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
@@ -179,12 +203,9 @@ def _fraction(divisor: tf.Tensor) -> tf.Tensor:
 
     The fraction is 0 if the replica has no rows, or if the sum is 0.
     """
-    if tf.executing_eagerly():
-        _check_one_device()
     if replica.share is not None:
         divisor = tf.where(replica.share.has_rows, divisor, 0.0)
-    total = replicas_of().sum(tf.stop_gradient(divisor))
-    return tf.math.divide_no_nan(divisor, total)
+    return tf.math.divide_no_nan(divisor, sum_over_replicas(divisor))
 
 
 def _cast(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
@@ -260,21 +281,6 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         return values, lambda upstream: upstream * _cast(factor, upstream)
 
     return same(values)
-
-
-def _check_one_device() -> None:
-    """Raise, in an eager step, if the worker has several devices.
-
-    In eager mode, the worker's replicas take turns. While a replica waits for a
-    sum, another replica runs, and replaces the `losses` of the model's layers.
-    """
-    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
-        raise RuntimeError(
-            "A loss that divides by a sum over all replicas, such as the sum "
-            "of a mask, cannot run eagerly if workers have several devices. "
-            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
-            "`compile`, or call the loss in a `tf.function`."
-        )
 
 
 def _is_replica_of_ours() -> bool:
