@@ -385,6 +385,55 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+class Accumulates(keras.Sequential):
+    """Adds gradients to variables, and applies them after two batches."""
+
+    def __init__(self):
+        super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
+        self.sums = [tf.Variable(0 * weight) for weight in self.weights]
+        self.count = tf.Variable(0)
+
+    def train_step(self, data):
+        x, y = data
+        self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((y - self(x)) ** 2)
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        is_last = tf.cast(self.count % 2 == 0, tf.float32)
+        for kept, gradient in zip(self.sums, gradients, strict=True):
+            kept.assign_add(gradient)
+        self.optimizer.apply(
+            [is_last * kept / 2 for kept in self.sums], weights
+        )
+        for kept in self.sums:
+            kept.assign((1 - is_last) * kept)
+        return {"loss": loss}
+
+
+def test_gradients_kept_in_variables_need_even_batches(ours):
+    x, y = custom_steps.X, custom_steps.Y
+
+    def fit(rows, batch):
+        keras.utils.set_random_seed(1)
+        model = custom_steps.compiled(Accumulates())
+        before = model.get_weights()
+        model.fit(
+            x[:rows], y[:rows], batch_size=batch, shuffle=False, verbose=0
+        )
+        return before, model.get_weights()
+
+    expected, found = run_twice(ours, lambda: fit(6, 4)[1])
+    assert cases.error(found, expected) < TOLERANCE
+    with (
+        ours.scope(),
+        pytest.raises(
+            tf.errors.InvalidArgumentError, match="split evenly among replicas"
+        ),
+    ):
+        fit(7, 4)
+
+
 class Seen(keras.optimizers.SGD):
     """Records a kernel's gradients on replicas, and their sum."""
 

@@ -28,6 +28,7 @@ from tf_optimizers._compat.strategies import (
 )
 from tf_optimizers.replicas import check_in_run, replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
+from tf_optimizers.workers.steps.kept_gradients import check_even_if_kept
 from tf_optimizers.workers.steps.metric_variables import (
     depends_on_rows,
     is_zero,
@@ -78,6 +79,7 @@ def apply(
     grads = list(grads)
     is_scaled = id(optimizer) in replica.scaled
     if len(variables) == len(grads):  # Otherwise, Keras raises an error.
+        grads = check_even_if_kept(grads, variables, replica.share)
         grads = [
             gradient
             if is_overwritten(optimizer, variable)

@@ -1,0 +1,93 @@
+"""Checks gradients that a step has kept in variables of its own.
+
+A step may add gradients to variables, and pass the sums to an optimizer after
+several batches. Each replica's sum then contains gradients of batches of which
+the replica may have had different shares, but is weighted by the share of the
+last batch. So the sums are right only if all batches are split evenly.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.replicas import replicas_of
+from tf_optimizers.workers.data.look_ahead import after
+from tf_optimizers.workers.steps.share import Share
+
+# Ops whose result is a sum or product of variables' values.
+_ELEMENTWISE = (
+    *("Identity", "Cast", "Mul", "MulNoNan", "RealDiv", "DivNoNan"),
+    *("AddV2", "Sub", "Neg"),
+)
+
+
+def check_even_if_kept(
+    gradients: Sequence[Any], variables: Sequence[Any], share: Share
+) -> list[Any]:
+    """Return gradients; raise if they are kept and the split is uneven.
+
+    The step must run in a graph, which shows whether gradients are kept. If the
+    batch is split unevenly, the returned tensors raise the error.
+
+    Args:
+        gradients: The gradients that a model's step passes to an optimizer.
+        variables: The variables of the gradients.
+        share: The replica's share of the batch.
+    """
+    gradients = list(gradients)
+    if tf.executing_eagerly() or not _are_kept(gradients, variables):
+        return gradients
+    own, total = share.rows
+    replicas = replicas_of().count
+    check = tf.debugging.Assert(
+        own * replicas == total,
+        [
+            "Gradients that a step keeps in variables must come from batches "
+            "that are split evenly among replicas. Received: a batch of",
+            tf.cast(total, tf.int32),
+            f"rows for {replicas} replicas. Pass `gradient_accumulation_steps` "
+            "to the optimizer instead, or drop the last rows of the data.",
+        ],
+    )
+    return after(check, gradients)
+
+
+def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Return whether a step keeps all gradients in variables of its own."""
+    known = [each for each in gradients if each is not None]
+    if any(isinstance(each, tf.IndexedSlices) for each in known):
+        return False
+    weights = {id(_handle(tf.convert_to_tensor(v))) for v in variables}
+    tensors = map(tf.convert_to_tensor, known)
+    return bool(known) and all(_is_kept(each, weights) for each in tensors)
+
+
+def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
+    """Return whether a gradient is made of a variable that the step assigns.
+
+    `weights` are the ids of handles of variables to ignore.
+    """
+    waiting, seen = [gradient], {gradient.op}
+    while waiting:
+        tensor = waiting.pop()
+        handle = _handle(tensor)
+        is_like = handle is not None and tensor.shape == gradient.shape
+        if is_like and id(handle) not in weights and _is_assigned(handle):
+            return True
+        if tensor.op.type in _ELEMENTWISE:
+            new = [each for each in tensor.op.inputs if each.op not in seen]
+            seen |= {each.op for each in new}
+            waiting += new
+    return False
+
+
+def _is_assigned(handle: tf.Tensor) -> bool:
+    return any("Assign" in op.type for op in handle.consumers())
+
+
+def _handle(tensor: tf.Tensor) -> Any:
+    """Return the handle of the variable that an op reads, or None."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None
