@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_optimizers as tfo
 
 X = np.arange(11, dtype="float32")[:, None] * [1, -1, 2]
-MODES = {"compiled": False}
+MODES = {"compiled": False, "eager": True}
 
 
 class ReturnsArrays(keras.Sequential):
@@ -25,6 +25,8 @@ class ReturnsArrays(keras.Sequential):
         return {
             "rows": x[:, 0],
             "both": x,
+            "numbers": tf.cast(x[:, 0], tf.int32),
+            "flags": x[:, 0] > 2,
             "half": tf.cast(x[:, 0], tf.float16),
             "columns": tf.reduce_mean(x, 0),
         }

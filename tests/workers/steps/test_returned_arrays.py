@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import real_workers
+from one_process import run_twice
 from scripts import arrays
 
 
@@ -13,17 +14,27 @@ def returned(tmp_path_factory):
     return real_workers.results("arrays", folder, 2, devices=2, timeout=300)
 
 
+def assert_alike(found, expected):
+    """Compare two results of `arrays.returned`."""
+    for place, values in found.items():
+        assert values.keys() == expected[place].keys()
+        for name, value in values.items():
+            np.testing.assert_allclose(
+                value, expected[place][name], 1e-6, err_msg=f"{place}, {name}"
+            )
+
+
 @pytest.mark.parametrize("mode", arrays.MODES)
 def test_workers_return_the_arrays_of_one_process(returned, mode):
     """In a batch of 3 rows, the last of the four replicas has no row."""
     expected = arrays.returned(arrays.MODES[mode])
     for worker in returned:
-        for place, values in worker[mode].items():
-            assert values.keys() == expected[place].keys()
-            for name, value in values.items():
-                np.testing.assert_allclose(
-                    value,
-                    expected[place][name],
-                    1e-6,
-                    err_msg=f"{place}, {name}",
-                )
+        assert_alike(worker[mode], expected)
+
+
+@pytest.mark.parametrize("mode", arrays.MODES)
+def test_devices_return_the_arrays_of_one_process(ours, mode):
+    expected, found = run_twice(
+        ours, lambda: arrays.returned(arrays.MODES[mode])
+    )
+    assert_alike(found, expected)

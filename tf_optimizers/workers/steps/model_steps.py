@@ -9,7 +9,7 @@ The kind of an output decides the common result of all replicas:
     predictions                 the concatenated rows, without padding
 
 A mean of integers or bools is a float. The arrays in this table are arrays of
-numbers in a graph. Keras itself reduces other outputs, such as strings.
+numbers. Keras itself reduces other outputs, such as strings.
 """
 
 import contextlib
@@ -38,6 +38,11 @@ from tf_optimizers.workers.data.data_distribution import (
     split_arrays,
 )
 from tf_optimizers.workers.data.local_rounds import round_of_fit
+from tf_optimizers.workers.steps.array_lengths import (
+    gains_a_row,
+    lengths_of,
+    of_rows_by_length,
+)
 from tf_optimizers.workers.steps.metric_results import (
     Result,
     names_of,
@@ -60,7 +65,6 @@ from tf_optimizers.workers.steps.share import (
     rows_of_inputs,
     share_of,
     trace_with_rows,
-    unclear_array,
     with_checked_rows,
 )
 from tf_optimizers.workers.steps.uneven_batches import sum_added_loss
@@ -178,12 +182,12 @@ class Step:
         self._vectors: list[tuple[tf.TensorShape, bool]] = []
 
     @_as_it_is
-    def __call__(self, batch: Any) -> tuple[Any, list[tf.Tensor], tf.Tensor]:
+    def __call__(self, batch: Any) -> tuple[Any, list[Any], Any, list[Any]]:
         """Run a replica's step.
 
         Returns:
             The outputs of the step; the values in `_states`, to be summed over
-            replicas; and the weight of the replica.
+            replicas; the weight of the replica; and `lengths_of` the arrays.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -224,7 +228,8 @@ class Step:
         for i in others:
             outputs[i] = as_returned(weight, outputs[i])
         packed = tf.nest.pack_sequence_as(returned, outputs)
-        return packed, sum(self._states(), []), weight
+        lengths = lengths_of(rows, self._arrays.values())
+        return packed, sum(self._states(), []), weight, lengths
 
     def _note_kinds(
         self,
@@ -257,13 +262,10 @@ class Step:
         return others
 
     def _is_array(self, value: Any) -> bool:
-        """Return whether an output is an array and not a prediction.
-
-        Arrays are found only in a graph.
-        """
+        """Return whether an output is an array and not a prediction."""
         return (
             not self._is_predicting
-            and tf.is_symbolic_tensor(value)
+            and isinstance(value, tf.Tensor)
             and bool(value.shape.rank)
             and _as_float(value).dtype.is_floating
         )
@@ -298,6 +300,8 @@ class Step:
     ) -> set[int]:
         """Return the indices of outputs that have an element for each row.
 
+        In eager mode, return an empty set, since `finish` finds these outputs.
+
         If the number of rows is fixed, the length of an array does not decide
         this: a replica with two rows may return one element per row, or the
         means of two columns. So this method also traces the step with one more
@@ -313,7 +317,8 @@ class Step:
                 cannot be traced with one more row.
         """
         rows, of_rows = self._fixed_rows, set()
-        as_long = {i for i, (_, s) in self._arrays.items() if s[0] == rows}
+        in_graph = {} if tf.executing_eagerly() else self._arrays
+        as_long = {i for i, (_, shape) in in_graph.items() if shape[0] == rows}
         is_open = as_long or any(of_rows for _, of_rows in self._vectors)
         if not is_open or rows is None:
             return as_long
@@ -326,15 +331,8 @@ class Step:
         if problem is None:
             check_vectors(self._kind, rows, self._vectors, other._vectors)
         for i in as_long:
-            name, shape = self._arrays[i]
-            found = None if problem else other._arrays.get(i, (name, None))[1]
-            length = found[0] if found is not None else None
-            if length not in (rows, rows + 1):
-                named = f"`{name or 'an array'}` of shape {shape}"
-                raise unclear_array(
-                    self._kind, named, rows, found, problem
-                ) from problem
-            if length == rows + 1:
+            found = None if problem else other._arrays.get(i)
+            if gains_a_row(self._kind, rows, *self._arrays[i], found, problem):
                 of_rows.add(i)
         return of_rows
 
@@ -356,7 +354,9 @@ class Step:
         Returns:
             All outputs of the step, and the list of the combined outputs.
         """
-        returned, state, weight = outputs
+        returned, state, weight, lengths = outputs
+        if lengths:
+            of_rows = of_rows_by_length(strategy, lengths[0], self._arrays)
         means = [
             i
             for i, (_, shape) in self._arrays.items()

@@ -163,24 +163,6 @@ def check_vectors(
             )
 
 
-def unclear_array(
-    kind: str, array: str, rows: int, found: Any, problem: Exception | None
-) -> ValueError:
-    """Return the error for an array whose length does not follow the rows.
-
-    `found` is the array's shape with one more row. `problem` is the error of
-    the step with one more row, or None.
-    """
-    return ValueError(
-        f"An array that `{kind}` returns must have an element for each row, or "
-        f"the same length for any number of rows. Received: {array} for {rows} "
-        f"rows per replica, and {'an error' if problem else f'shape {found}'} "
-        f"for {rows + 1} rows. Return a number or the result of a metric, or "
-        "use a different global batch size."
-        f"{f' The error was: {problem}' if problem else ''}"
-    )
-
-
 def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     """Return the sum of a number over all replicas that have rows."""
     if tf.executing_eagerly():

@@ -1,0 +1,89 @@
+"""Finds which of the arrays that a step returns have an element for each row.
+
+In a graph, the lengths of an array for two numbers of rows decide. An eager
+step cannot be traced with another number of rows. So if the lengths of an array
+are the replicas' numbers of rows, the array counts as one of rows.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+def gains_a_row(
+    kind: str,
+    rows: int,
+    name: Any,
+    shape: tf.TensorShape,
+    found: tuple[Any, tf.TensorShape] | None,
+    problem: Exception | None,
+) -> bool:
+    """Return whether an array has one more element for one more row.
+
+    Args:
+        kind: The kind of the step, such as "train_step".
+        rows: The number of rows of a replica, and the length of the array.
+        name: The name of the array, or None.
+        shape: The shape of the array.
+        found: The name and the shape for one more row, or None if the step did
+            not return the array.
+        problem: The error of the step with one more row, or None.
+
+    Raises:
+        ValueError: If the length for one more row is neither the same nor one
+            more.
+    """
+    longer = found and found[1]
+    length = longer and longer[0]
+    if length not in (rows, rows + 1):
+        raise ValueError(
+            f"An array that `{kind}` returns must have an element for each "
+            "row, or the same length for any number of rows. Received: "
+            f"`{name or 'an array'}` of shape {shape} for {rows} rows per "
+            f"replica, and {'an error' if problem else f'shape {longer}'} for "
+            f"{rows + 1} rows. Return a number or the result of a metric, or "
+            "use a different global batch size."
+            f"{f' The error was: {problem}' if problem else ''}"
+        ) from problem
+    return length == rows + 1
+
+
+def lengths_of(
+    rows: Any, arrays: Collection[tuple[Any, tf.TensorShape]]
+) -> list[tf.Tensor]:
+    """Return the number of a replica's rows, and the lengths of its arrays.
+
+    Args:
+        rows: The number of rows of the replica's inputs, or None.
+        arrays: The name and the shape of each array.
+
+    Returns:
+        A list of one int32 vector; an empty list in a graph, or without arrays.
+    """
+    if not arrays or not tf.executing_eagerly():
+        return []
+    lengths = [shape[0] for _, shape in arrays]
+    return [tf.constant([-1 if rows is None else rows, *lengths], tf.int32)]
+
+
+def of_rows_by_length(
+    strategy: Any, lengths: Any, arrays: Iterable[int]
+) -> set[int]:
+    """Return which arrays have an element for each row, by their lengths.
+
+    An array whose lengths differ between replicas counts as one of rows, too.
+
+    Args:
+        strategy: The strategy.
+        lengths: The vector of `lengths_of`, on every local replica.
+        arrays: The indices of the arrays.
+    """
+    extended = strategy.extended
+    own = strategy.experimental_local_results(lengths)
+    rows, *of_arrays = extended.gather_copies(extended.channel, own).numpy().T
+    return {
+        i
+        for i, found in zip(arrays, of_arrays, strict=True)
+        if (found == rows).all() or (found != found[0]).any()
+    }
