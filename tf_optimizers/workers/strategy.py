@@ -56,6 +56,7 @@ from tf_optimizers.workers.steps.round_logs import (
 from tf_optimizers.workers.steps.run_outputs import (
     ScalarsOfRun,
     gather_any,
+    gather_rows,
 )
 from tf_optimizers.workers.steps.share import without_padding
 from tf_optimizers.workers.steps.step_hooks import check_made_inside
@@ -295,6 +296,15 @@ class SparseMultiWorkerMirroredStrategy(
         return tf.nest.map_structure(
             lambda value: gather_any(self, gather, value, axis), value
         )
+
+    @functools.cached_property
+    def gather_rows_in_function(self) -> Callable:
+        """`gather_rows` as a `tf.function`.
+
+        TensorFlow traces its own gather at every call in eager mode.
+        """
+        gather = functools.partial(gather_rows, self)
+        return tf.function(gather, autograph=False)
 
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None

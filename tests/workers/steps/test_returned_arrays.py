@@ -38,3 +38,15 @@ def test_devices_return_the_arrays_of_one_process(ours, mode):
         ours, lambda: arrays.returned(arrays.MODES[mode])
     )
     assert_alike(found, expected)
+
+
+def test_gathers_of_eager_steps_are_traced_once_per_shape(ours):
+    with ours.scope():
+        model = arrays.ReturnsArrays()
+    model.compile(run_eagerly=True)
+    gather = ours.gather_rows_in_function
+    counts = []
+    for _ in range(2):
+        model.test_on_batch(arrays.X[:6])
+        counts.append(gather.experimental_get_tracing_count())
+    assert counts[0] == counts[1] > 0

@@ -57,6 +57,8 @@ def gather_rows(strategy: Any, rows: Any) -> tf.Tensor:
         strategy: The strategy. Call this function in cross-replica context.
         rows: A per-replica value.
     """
+    if tf.executing_eagerly():
+        return strategy.gather_rows_in_function(rows)
     gathered = strategy.gather(rows, axis=0)
     extended, devices = strategy.extended, len(strategy.extended.worker_devices)
     if 1 in (extended.workers, devices):
