@@ -50,7 +50,10 @@ def check_even_if_kept(
             "to the optimizer instead, or drop the last rows of the data.",
         ],
     )
-    return after(check, gradients)
+    return [
+        None if each is None else after(check, tf.convert_to_tensor(each))
+        for each in gradients
+    ]
 
 
 def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.keras_internals import attributes_of, path_of
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.workers.steps.share import is_multiple_of_rows
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
@@ -36,7 +35,7 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def warn_unless_sum(
-    variable: keras.Variable, old: tf.Tensor, value: tf.Tensor
+    variable: keras.Variable, old: tf.Tensor, value: tf.Tensor, rows: Any
 ) -> None:
     """Warn if a step in a graph assigns something other than a sum.
 
@@ -46,11 +45,12 @@ def warn_unless_sum(
         variable: A variable of a metric.
         old: The variable's value before the assignment.
         value: The value that the step assigns.
+        rows: The replica's number of rows; an int if it is static.
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
     source = _source(old)
-    if _adds_constant(value, source):
+    if _adds_constant(value, source, rows):
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
@@ -133,7 +133,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
     return source is not None and _source(value) is source
 
 
-def _adds_constant(value: tf.Tensor, source: Any) -> bool:
+def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
     """Return whether a tensor is a variable's old value plus a constant.
 
     A constant that may be a number of rows does not count. `source` is the
@@ -141,14 +141,14 @@ def _adds_constant(value: tf.Tensor, source: Any) -> bool:
     """
     op = value.op
     if op.type in _PASS_THROUGH:
-        return _adds_constant(op.inputs[0], source)
+        return _adds_constant(op.inputs[0], source, rows)
     if op.type not in ("AddV2", "Add") or source is None:
         return False
     added = [each for each in op.inputs if _source(each) is not source]
     known = tf.get_static_value(added[0]) if len(added) == 1 else None
     if known is None or not known.any():
         return False
-    return not all(map(is_multiple_of_rows, known.flat))
+    return not isinstance(rows, int) or (known % max(rows, 1)).any()
 
 
 def _read_by(

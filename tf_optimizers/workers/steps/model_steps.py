@@ -405,21 +405,21 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):
         how = getattr(value.aggregation, "name", value.aggregation)
-        how, is_own = how.lower(), _is_on_read(value)
+        read = ("on_read", tf.VariableSynchronization.ON_READ)
+        is_own = value.synchronization in read
         value = tf.convert_to_tensor(value)
         if not is_own:
             return _as_float(value)
-        if how == "sum":
+        if how.lower() == "sum":
             return value * tf.cast(replicas, value.dtype)
     if isinstance(value, (bool, int, float, np.generic)):
         value = tf.constant(value)
-    if tf.is_tensor(value) and value.dtype == tf.bool:  # Keras logs 0 or 1.
+    if not tf.is_tensor(value):
+        return value
+    if value.dtype == tf.bool:  # Keras logs a bool as 0 or 1.
         value = tf.cast(value, tf.float32)
-    if not tf.is_tensor(value) or value.shape.rank != 0:
-        return value
-    if not _as_float(value).dtype.is_floating:
-        return value
-    return _times(weight * replicas, value)
+    is_number = value.shape.rank == 0 and _as_float(value).dtype.is_floating
+    return _times(weight * replicas, value) if is_number else value
 
 
 def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -444,11 +444,6 @@ def _copy(value: Any) -> tf.Tensor:
     of the operation instead. A copy by `tf.identity` does not prevent this.
     """
     return tf.ensure_shape(value, tf.convert_to_tensor(value).shape)
-
-
-def _is_on_read(variable: Any) -> bool:
-    how = variable.synchronization
-    return how in ("on_read", tf.VariableSynchronization.ON_READ)
 
 
 def _rows_only(weight: tf.Tensor, value: Any) -> Any:

@@ -121,13 +121,10 @@ def is_of_rows(value: Any) -> bool:
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
         return True
-    return any(map(is_multiple_of_rows, shape))
-
-
-def is_multiple_of_rows(number: Any) -> bool:
-    """Return whether a number is a multiple of a known number of rows."""
     rows = replica.rows
-    return isinstance(rows, int) and number % max(rows, 1) == 0
+    return isinstance(rows, int) and any(
+        length % max(rows, 1) == 0 for length in shape
+    )
 
 
 def factor_of_sum(value: Any) -> Any:

@@ -322,7 +322,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     value = tf.cast(value, variable.dtype)
     old = tf.cast(tf.convert_to_tensor(variable), value.dtype)
     replica.updated[id(variable)] = variable
-    warn_unless_sum(variable, old, value)
+    warn_unless_sum(variable, old, value, replica.rows)
     if not is_zero(value):
         value = tf.where(replica.share.has_rows, value, old)
     return original(variable, value)
