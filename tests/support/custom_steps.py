@@ -162,17 +162,6 @@ class GuideWithVector(Guide):
         return keras.losses.mean_squared_error(y, y_pred) / 3
 
 
-class GuideWithGradients(Guide):
-    """Takes the gradient of a vector by `tf.gradients`."""
-
-    def train_step(self, data):
-        x, y = data
-        losses = keras.losses.mean_squared_error(y, self(x)) / 3
-        weights = self.trainable_variables
-        self.optimizer.apply(tf.gradients(losses, weights), weights)
-        return {"loss": ops.mean(losses)}
-
-
 class GuideWithTwoViews(Guide):
     """Has two losses per row, of fixed number, and some of fixed length."""
 
@@ -590,7 +579,6 @@ CASES = {
     "weight": lambda: compiled(GuideWithWeight()),
     "weights": lambda: compiled(GuideWithWeights()),
     "vector": lambda: compiled(GuideWithVector()),
-    "vector, function": lambda: compiled(GuideWithGradients()),
     "vector, eager": lambda: compiled(
         GuideWithVector(), sgd(), run_eagerly=True
     ),

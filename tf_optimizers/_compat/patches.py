@@ -217,7 +217,7 @@ PATCHES = (
         test="workers/steps/test_custom_steps.py::test_custom_steps_equal_one_process",
     ),
     Patch(
-        names=("tensorflow.GradientTape.gradient", "tensorflow.gradients"),
+        names=("tensorflow.GradientTape.gradient",),
         features=(STRATEGY,),
         why="The gradient of a vector of losses is a sum over the replica's "
         "rows, but the gradients of a custom step are weighted like means.",

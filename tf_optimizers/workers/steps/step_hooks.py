@@ -219,20 +219,6 @@ def gradient(
     return original(tape, target, sources, output_gradients, *args, **kwargs)
 
 
-def gradients(
-    original: Callable,
-    ys: Any,
-    xs: Any,
-    grad_ys: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Return `tf.gradients`; see `gradient`."""
-    if replica.share is not None and grad_ys is None:
-        grad_ys = _output_gradients(ys, xs)
-    return original(ys, xs, grad_ys, *args, **kwargs)
-
-
 def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
     """Return factors for the elements of all targets; see `gradient`.
 

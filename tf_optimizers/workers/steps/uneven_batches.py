@@ -60,7 +60,6 @@ def weight_uneven_batches() -> None:
         "Mean.update_state": step_hooks.update_mean,
         "Variable.assign": step_hooks.assign,
         "GradientTape.gradient": step_hooks.gradient,
-        "tensorflow.gradients": step_hooks.gradients,
     }
     for key, function in hooks.items():
         # Keras 3.15 added `MultiOptimizer`.
