@@ -22,13 +22,17 @@ class ReturnsArrays(keras.Sequential):
 
     def test_step(self, data):
         x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        rows = x[:, 0]
+        if tf.executing_eagerly():
+            rows = np.array(rows)
         return {
-            "rows": x[:, 0],
+            "rows": rows,
             "both": x,
-            "numbers": tf.cast(x[:, 0], tf.int32),
-            "flags": x[:, 0] > 2,
-            "half": tf.cast(x[:, 0], tf.float16),
+            "numbers": tf.cast(rows, tf.int32),
+            "flags": rows > 2,
+            "half": tf.cast(rows, tf.float16),
             "columns": tf.reduce_mean(x, 0),
+            "constant": np.arange(3.0),
         }
 
 

@@ -24,6 +24,7 @@ def assert_alike(found, expected):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", arrays.MODES)
 def test_workers_return_the_arrays_of_one_process(returned, mode):
     """In a batch of 3 rows, the last of the four replicas has no row."""

@@ -88,7 +88,7 @@ def batch_of_arrays(args: Sequence[Any]) -> Any:
     distributed = tf.distribute.DistributedValues
     if any(isinstance(leaf, distributed) for leaf in tf.nest.flatten(args)):
         return None
-    (batch,) = tf.nest.map_structure(_as_tensor, args)
+    (batch,) = tf.nest.map_structure(as_tensor, args)
     return batch if counts_of_rows(batch) else None
 
 
@@ -180,7 +180,8 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
     return after(check, batch)
 
 
-def _as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
+    """Return a NumPy array as a tensor, and other values unchanged."""
     return tf.constant(value) if isinstance(value, np.ndarray) else value
 
 

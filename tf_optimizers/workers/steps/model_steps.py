@@ -33,6 +33,7 @@ from tf_optimizers.workers._compat.step_functions import (
 )
 from tf_optimizers.workers.data.batch_metadata import RowCounts, rows_of
 from tf_optimizers.workers.data.data_distribution import (
+    as_tensor,
     batch_of_arrays,
     report_failure,
     split_arrays,
@@ -56,7 +57,7 @@ from tf_optimizers.workers.steps.metric_variables import (
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
-from tf_optimizers.workers.steps.run_outputs import gather_rows
+from tf_optimizers.workers.steps.run_outputs import copied, gather_rows
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
     check_vectors,
@@ -210,7 +211,7 @@ class Step:
             returned = self._function(batch)
         self._fixed_rows = rows if isinstance(rows, int) else None
         self._vectors = vectors
-        outputs = tf.nest.flatten(returned)
+        outputs = list(map(as_tensor, tf.nest.flatten(returned)))
         names = names_of(returned, outputs)
         found = results_among(outputs, names, results)
         others = self._note_kinds(outputs, names, found)
@@ -386,7 +387,7 @@ class Step:
             values = dict(zip(map(id, metric.variables), total, strict=True))
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(_copy, (value,))
+            flat[i] = run(copied, (value,))
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 
@@ -434,16 +435,6 @@ def _as_float(value: tf.Tensor) -> tf.Tensor:
         # A float32 cannot count steps beyond 2^24.
         return tf.cast(value, tf.float64)
     return value
-
-
-def _copy(value: Any) -> tf.Tensor:
-    """Return a copy of a value, as the first output of a new operation.
-
-    Keras stacks the values of replicas. If all of them are the same output of
-    one operation, TensorFlow's graph optimizer (2.21) stacks the first output
-    of the operation instead. A copy by `tf.identity` does not prevent this.
-    """
-    return tf.ensure_shape(value, tf.convert_to_tensor(value).shape)
 
 
 def _rows_only(weight: tf.Tensor, value: Any) -> Any:

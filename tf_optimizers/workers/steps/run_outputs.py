@@ -72,6 +72,16 @@ def gather_rows(strategy: Any, rows: Any) -> tf.Tensor:
     return tf.concat([p for i in range(devices) for p in parts[i::devices]], 0)
 
 
+def copied(value: Any) -> tf.Tensor:
+    """Return a copy of a value, as the first output of a new operation.
+
+    Keras stacks the values of replicas. If all of them are the same output of
+    one operation, TensorFlow's graph optimizer (2.21) stacks the first output
+    of the operation instead. A copy by `tf.identity` does not prevent this.
+    """
+    return tf.ensure_shape(value, tf.convert_to_tensor(value).shape)
+
+
 class ScalarsOfRun:
     """The float32 scalars that `strategy.run` returned in a graph.
 
