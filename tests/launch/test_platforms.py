@@ -9,6 +9,7 @@ from launcher import lines_of
 
 from tf_optimizers.launch import gpus
 from tf_optimizers.launch.platforms import (
+    Place,
     expand_counts,
     expand_hosts,
     find_place,
@@ -162,6 +163,16 @@ def test_wrong_or_half_environment_is_an_error(environment, machines, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("workers", "is_advised"), [(1, False), (2, True)])
+def test_fewer_workers_are_advised_only_if_there_are_several(
+    workers, is_advised
+):
+    hosts = ["h", "h:7"] if workers == 1 else ["h:7", "h:8"]
+    with pytest.raises(ValueError, match="same address") as caught:
+        Place("TF_CONFIG", hosts, 0).addresses(workers, 7)
+    assert ("pass `--workers 1`" in str(caught.value)) == is_advised
+
+
 def test_lists_of_slurm_are_expanded():
     text = "a,n[08-10,2],r[1-2]n[0-1]-ib,b"
     assert expand_hosts(text) == [
@@ -220,7 +231,7 @@ def test_close_ports_are_an_error_before_workers_start(
     environment.setenv("TF_CONFIG", json.dumps(CLOSE))
     run = launch("--cluster", "auto", "--workers", "2", write("print(1)"))
     assert run.returncode == 2
-    assert b"error: The ports of launchers on one host must be" in run.stderr
+    assert b"error: Two workers must not have the same address" in run.stderr
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Finds the machines of a cluster in its scheduler's environment variables.
 
 TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
-launcher, and none is suitable: `SlurmClusterResolver` needs a GPU and sorts
-node10 before node2, `KubernetesClusterResolver` asks the API server for pods,
-and the resolver for SageMaker is not public (TensorFlow 2.21).
+launcher, and the resolvers for schedulers are unsuitable (TensorFlow 2.21):
+`SlurmClusterResolver` needs a GPU and sorts node10 before node2,
+`KubernetesClusterResolver` asks the API server for pods, and the resolver for
+SageMaker is not public.
 """
 
 import itertools
@@ -53,12 +54,13 @@ class Place(NamedTuple):
             before[each] = before.get(each, 0) + workers
             found += [f"{host}:{first + i}" for i in range(workers)]
         if len({*found}) < len(found):
+            fewer = ", or pass `--workers 1`" if workers > 1 else ""
             raise ValueError(
-                "The ports of launchers on one host must be at least "
-                "`--workers` apart, since a launcher's workers use successive "
-                f"ports. Received: --workers {workers}, but {self.found} has "
-                f"{', '.join(self.hosts)}. Set ports that are further apart, "
-                "or pass `--workers 1`."
+                "Two workers must not have the same address. A launcher's "
+                "workers use consecutive ports, so different ports of a host "
+                "must be at least `--workers` apart. Received: --workers "
+                f"{workers}, but {self.found} has {', '.join(self.hosts)}. Set "
+                f"ports that are further apart{fewer}."
             )
         return found
 
