@@ -317,7 +317,8 @@ def test_values_with_more_rows_than_others_are_refused(is_static):
         return batch_splits.split(batch, range(1, 2), 2)[0]
 
     message = (
-        "same number of rows.*2.* 8.*for each row of the other values, reshape"
+        "All values of a batch must have the same number of rows.*2.* 8.* rows"
+        ".*for each row of the other values, reshape"
     )
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as raised:
         next(iter(tf.data.Dataset.zip(few, many).map(second_part)))

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 _SPLIT = tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
-_RULE = "All batched inputs must have the same number of rows."
+_RULE = "All values of a batch must have the same number of rows."
 _HINT = (
     "If a value is the same for all rows, repeat it for each row, or store it "
     "in the model. If a value has k rows for each row of the other values, "
@@ -158,14 +158,14 @@ def _common_rows(batch: Any) -> Any:
     every = counts_of_rows(batch)
     known = [rows for rows in every if isinstance(rows, int)]
     if len({*known}) > 1:
-        raise ValueError(f"{_RULE} Received: {known}. {_HINT}")
+        raise ValueError(f"{_RULE} Received: {known} rows. {_HINT}")
     if len(every) == len(known):
         return known[0]
     if len(every) == 1:
         return every[0]
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(every, every[0])),
-        [f"{_RULE} Received:", tf.stack(every), _HINT],
+        [f"{_RULE} Received:", tf.stack(every), f"rows. {_HINT}"],
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(every[0])
