@@ -80,8 +80,8 @@ class ChiefOnly(keras.callbacks.Callback):
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
             # Set only the hooks that the callback overrides, or all hooks if
-            # the callback does not exist yet. If no callback overrides a batch
-            # hook, Keras may run all callbacks in a thread.
+            # the callback does not exist yet. An overridden hook for the end of
+            # batches would keep Keras from calling such hooks in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":

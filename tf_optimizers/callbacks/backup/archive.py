@@ -203,7 +203,10 @@ class Archive:
         return not is_kept
 
     def _clear(self) -> None:
-        """Delete the run's backups; only warn on errors: the run is over."""
+        """Delete the run's backups.
+
+        An error causes only a warning, since the run is over.
+        """
         try:
             self._folder.keep([])
         except OSError as error:
