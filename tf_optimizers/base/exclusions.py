@@ -38,7 +38,8 @@ _NEW = "For a different model, create a new optimizer."
 # The purposes of exclusions: computations that can leave out a variable.
 WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 
-# The key of the exclusions in a config, and the keys of their dictionary.
+# The key of the exclusions in a config. Their dictionary has the keys `_ALL`,
+# `_CHOSEN` and purposes, or only `_PATHS` if the optimizer was not built yet.
 ENTRY = "excluded_variables"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 

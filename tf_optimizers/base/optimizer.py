@@ -167,11 +167,12 @@ class Optimizer(keras.optimizers.Optimizer):
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[Any] | None = None,
     ) -> None:
-        """Update each variable by its gradient, in replica context.
+        """Update each variable with its gradient, in replica context.
 
         Args:
-            grads: A tensor or `tf.IndexedSlices` of each variable's shape, or
-                None if the loss does not depend on the variable.
+            grads: For each variable, a tensor or `tf.IndexedSlices` of the
+                variable's shape, or None if the loss does not depend on the
+                variable.
             trainable_variables: The variables. The first call builds the
                 optimizer with them. Defaults to the variables that the
                 optimizer was built with.
