@@ -1,7 +1,7 @@
 """Packs tensors, and entries of tensors, into 32-bit words.
 
 Entries are some values of a tensor, with their positions. Replicas send these
-words to exchange entries, sparse rows and small values.
+words to exchange entries, sparse rows and small dense tensors.
 """
 
 import itertools
