@@ -4,7 +4,7 @@ local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
                       └───────── no: unchanged ───────────────────┤
                                                            exchange (SUM)
-update of all ─── compressed? ── yes: as received; remove sent ───┤
+common update ─── compressed? ── yes: as received; remove sent ───┤
                       │               entries from v              │
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
@@ -98,8 +98,8 @@ class Compressor:
         # a residual, which a later step must send.
         self._ever_compressed: set[int] = set()
         self._is_begun = False
-        # If residuals were loaded after the cool-down, the first exchange from
-        # this step on sends all of them.
+        # The step at which residuals were loaded, if that was after the
+        # cool-down. The first exchange at or after that step sends all of them.
         self._flush_step: int | None = None
         self.momentums: dict[int, keras.Variable] = {}
 
@@ -161,7 +161,8 @@ class Compressor:
     def compressed(self) -> list[int]:
         """The indices of compressed variables.
 
-        Variables that have had a sparse gradient are not compressed.
+        A variable is not compressed if its first gradient was sparse. If its
+        first gradient was dense, `prepare` makes later gradients dense.
         """
         return [i for i in self._residuals if i not in self.rows]
 
@@ -261,10 +262,10 @@ class Compressor:
         has_cool_down = self.schedule.rampdown_begin_step is not None
         if missing and has_cool_down and not is_all:
             raise ValueError(
-                "With a cool-down (`rampdown_begin_step`), every variable must "
-                "have a gradient in every step. Received: no gradient for "
-                f"{path_of(variables[min(missing)])}, which had a gradient in "
-                "an earlier step. Pass `rampdown_begin_step=None` and "
+                "With a cool-down (`rampdown_begin_step`), every compressed "
+                "variable must have a gradient in every step. Received: no "
+                f"gradient for {path_of(variables[min(missing)])}, which had "
+                "one in an earlier step. Pass `rampdown_begin_step=None` and "
                 "`rampdown_step=1`, or use a separate optimizer for variables "
                 "that do not get a gradient in every step."
             )

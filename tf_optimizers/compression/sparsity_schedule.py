@@ -21,7 +21,9 @@ RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # benchmarks/loco_accuracy.py found both numbers in runs of 96 to 256 steps.
 # Longer runs need the updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7
-# The settings of `recommended_rounds`, found by benchmarks/local_schedule.py.
+# The settings of `recommended_updates` with local steps. The first three
+# determine the sparsity; see `recommended_rounds`. benchmarks/local_schedule.py
+# found the other three.
 TIMES_FEWER_BYTES, SENT_AT_LEAST, LARGEST_SHARE = 1000, 10, 0.5
 OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE, STEP_AHEAD = 1.4, "int2", 0.25
 
