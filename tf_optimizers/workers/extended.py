@@ -178,7 +178,7 @@ class SparseExtended(VariablesExtended):
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
     ) -> tf.Tensor:
-        """Exchange notes on a batch between replicas; return a summary.
+        """Exchange the replicas' notes on a batch; return a summary.
 
         A note is a vector of numbers that describes one replica's part of the
         batch.

@@ -208,8 +208,8 @@ class WorkerReplicas(ReplicaGroup):
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
             # This has also compared the weights and step counts of wrapped
-            # optimizers. But the settings of our own optimizers are compared
-            # only in the first step of each.
+            # optimizers. Only the settings of our own optimizers have yet to be
+            # compared, in the first step of each.
             inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
             compared.update(each for each in inner if not has_hooks(each))

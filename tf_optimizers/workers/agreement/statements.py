@@ -177,7 +177,8 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
     """Return the string that a task writes under a key, or None after `until`.
 
-    Every few seconds, raise TensorFlow's error unless the task answers.
+    While it waits, check every few seconds that the task answers. If the task
+    does not answer, raise TensorFlow's error.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:

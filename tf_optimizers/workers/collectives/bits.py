@@ -51,7 +51,10 @@ def strings_to_words(strings: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def words_to_strings(words: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Decode strings of the given lengths that `strings_to_words` encoded."""
+    """Return the strings that `strings_to_words` has encoded as `words`.
+
+    `lengths` are the lengths of the strings in bytes, without padding.
+    """
     table = tf.constant([bytes([code]) for code in range(256)])
     codes = tf.cast(tf.bitcast(words, tf.uint8), tf.int32)
     joined = tf.strings.reduce_join(tf.gather(table, codes), axis=[-1, -2])

@@ -179,7 +179,8 @@ class Step:
         # For each other output that is an array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
-        # The shapes of values that the step sums, and if they are of rows.
+        # For each value that a loss sums: its shape, and whether it counts as
+        # having an element for each row.
         self._vectors: list[tuple[tf.TensorShape, bool]] = []
 
     @_as_it_is

@@ -38,9 +38,11 @@ class RestoredWeights:
         self._values: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def exact(self, weight: keras.Variable, value: Any) -> Any:
-        """Return `value`, or the weight's initial value if `value` restores it.
+        """Return the value to assign to a weight in place of `value`.
 
-        The result has the dtype of the weight if that dtype is floating-point.
+        If `value` moves the weight back to its initial value up to rounding,
+        the result is exactly the initial value. Otherwise, it is `value`. The
+        result has the dtype of the weight if that dtype is floating-point.
         """
         dtype = tf.as_dtype(weight.dtype)
         if dtype not in _EPSILONS:

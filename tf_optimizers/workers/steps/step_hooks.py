@@ -158,7 +158,8 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
     """Return a gradient times the replica's share.
 
     If `is_scaled`, the loss was scaled by the share, so the gradient already
-    includes the share. If the replica has no rows, return zeros, even for NaN.
+    includes the share. If the replica has no rows, return zeros, even if the
+    gradient is NaN.
     """
     if gradient is None:
         return None
