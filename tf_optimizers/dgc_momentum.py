@@ -58,7 +58,7 @@ class MomentumHyperparameters(NamedTuple):
 
     momentum: float
     nesterov: bool
-    penalty: tuple[float, float] | None  # l1 and l2 of l1 |w| + l2 w^2.
+    penalty: tuple[float, float] | None  # (l1, l2) in l1 |w| + l2 w^2.
     replicas: int
 
 

@@ -169,7 +169,7 @@ class ShardedState(Wrapper):
         if self._slots is None or not inner.use_ema:
             inner.finalize_variable_values(var_list)
             return
-        # The averages are distributed among replicas.
+        # Reading an average gathers its rows from all replicas.
         with strategy_of(self).scope():
             self._steps.overwrite(var_list)
 

@@ -357,7 +357,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return left * each - micro_steps(self) % each
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Synchronize after `fit`; with `use_ema`, overwrite the weights."""
+        """After `fit`, synchronize; with `use_ema`, set weights to averages."""
         self.synchronize()
         super().finalize_variable_values(var_list)
 
