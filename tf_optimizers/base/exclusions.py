@@ -214,7 +214,7 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            " for which the config was saved",
+            " with which the config was saved",
             f"{expected} among {saved[_ALL]}, for a model with the variables "
             f"{_labels(variables)}",
             _NEW,
