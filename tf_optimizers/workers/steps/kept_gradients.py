@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.look_ahead import after
+from tf_optimizers.workers.steps.metric_variables import source_of
 from tf_optimizers.workers.steps.share import Share
 
 # Ops whose result is a sum or product of variables' values.
@@ -61,7 +62,7 @@ def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
     known = [each for each in gradients if each is not None]
     if any(isinstance(each, tf.IndexedSlices) for each in known):
         return False
-    weights = {id(_handle(tf.convert_to_tensor(v))) for v in variables}
+    weights = {id(source_of(tf.convert_to_tensor(v))) for v in variables}
     tensors = map(tf.convert_to_tensor, known)
     return bool(known) and all(_is_kept(each, weights) for each in tensors)
 
@@ -74,7 +75,7 @@ def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
     waiting, seen = [gradient], {gradient.op}
     while waiting:
         tensor = waiting.pop()
-        handle = _handle(tensor)
+        handle = source_of(tensor)
         is_like = handle is not None and tensor.shape == gradient.shape
         if is_like and id(handle) not in weights and _is_assigned(handle):
             return True
@@ -87,10 +88,3 @@ def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
 
 def _is_assigned(handle: tf.Tensor) -> bool:
     return any("Assign" in op.type for op in handle.consumers())
-
-
-def _handle(tensor: tf.Tensor) -> Any:
-    """Return the handle of the variable that an op reads, or None."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor.op.inputs[0] if tensor.op.type == "ReadVariableOp" else None

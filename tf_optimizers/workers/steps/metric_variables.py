@@ -49,7 +49,7 @@ def warn_unless_sum(
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return
-    source = _source(old)
+    source = source_of(old)
     if _adds_constant(value, source, rows):
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
@@ -89,7 +89,7 @@ def warn_if_made_of(
         return  # Only a graph shows which values an output depends on.
     sources: dict[int, keras.Variable] = {}
     for variable in variables:
-        source = _source(tf.convert_to_tensor(variable))
+        source = source_of(tf.convert_to_tensor(variable))
         sources[id(source)] = variable
     for name, output in outputs:
         read = _read_by(output, sources) if sources else None
@@ -111,7 +111,7 @@ def _warn(message: str) -> None:
         warnings.warn(message, stacklevel=2)
 
 
-def _source(tensor: tf.Tensor) -> Any:
+def source_of(tensor: tf.Tensor) -> Any:
     """Return the handle of the variable that a tensor is read from, or None."""
     while tensor.op.type in _PASS_THROUGH:
         tensor = tensor.op.inputs[0]
@@ -130,7 +130,7 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
         return any(_is_sum(each, source) for each in op.inputs)
     if op.type in ("SelectV2", "Select"):
         return all(_is_sum(each, source) for each in op.inputs[1:])
-    return source is not None and _source(value) is source
+    return source is not None and source_of(value) is source
 
 
 def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
@@ -144,7 +144,7 @@ def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
         return _adds_constant(op.inputs[0], source, rows)
     if op.type not in ("AddV2", "Add") or source is None:
         return False
-    added = [each for each in op.inputs if _source(each) is not source]
+    added = [each for each in op.inputs if source_of(each) is not source]
     known = tf.get_static_value(added[0]) if len(added) == 1 else None
     if known is None or not known.any():
         return False
