@@ -1,6 +1,6 @@
 """Asks for messages before the other workers send them.
 
-In TensorFlow, the receiver of a message asks the sender, who answers when the
+In TensorFlow, the receiver of a message asks the sender, which answers when the
 message is ready. If both workers begin a gather at the same time, the gather
 takes a round trip. If the receiver has asked before, the gather takes only half
 of a round trip:
