@@ -8,12 +8,15 @@ of a round trip:
     receiver   ask ──▶              ◀── message    ask for the next ──▶
     sender                message ready
 
-A thread asks for the next message as soon as a message has arrived. So each
-worker always has an open request to every other worker. When a worker ends, the
-open requests to this worker fail, and TensorFlow aborts all collectives of the
-process, even those between local devices.
+Two lanes take turns to exchange messages. A lane asks for its next message as
+soon as a message has arrived in this lane. So each worker always has an open
+request to every other worker, and gathers can follow each other at intervals of
+half of a round trip. When a worker ends, the open requests to this worker fail,
+and TensorFlow aborts all collectives of the process, even those between local
+devices.
 """
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -38,6 +41,7 @@ from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 # The offset of the group keys of pairs. It must be larger than the offsets in
 # `launcher.py`.
 _PAIR_KEYS = 1 << 29
+_LANES = 2
 # The capacity of a queue. A queue never fills up, since a replica sends a
 # message only after the previous message of every replica has arrived.
 _QUEUE_SIZE = 8
@@ -86,10 +90,17 @@ class AheadGather:
             self._sent, self._arrived = (
                 tf.queue.FIFOQueue(_QUEUE_SIZE, [kind.dtype]) for _ in range(2)
             )
-        thread = BackgroundCall(owner)
-        # At exit, the queue is closed before `BackgroundCall` joins the thread.
-        weakref.finalize(owner, close, self._sent)
-        thread.call(self._exchange_all)
+            # A lane may take the next message if its queue has an element.
+            self._turns = [
+                tf.queue.FIFOQueue(1, [tf.bool], [()]) for _ in range(_LANES)
+            ]
+            self._turns[0].enqueue(True)
+        threads = [BackgroundCall(owner) for _ in self._turns]
+        # At exit, queues are closed before `BackgroundCall` joins the threads.
+        for queue in (self._sent, *self._turns):
+            weakref.finalize(owner, close, queue)
+        for lane, thread in enumerate(threads):
+            thread.call(functools.partial(self._exchange_all, lane))
 
     def gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return the messages of all replicas: [replicas, elements]."""
@@ -100,49 +111,56 @@ class AheadGather:
             shape = [self._everyone.size, self._kind.elements]
             return tf.ensure_shape(messages, shape)
 
-    def _exchange_all(self) -> None:
-        """Exchange messages until the exchange fails or the queue is closed."""
-        exchange = tf.function(self._exchange, autograph=False)
+    def _exchange_all(self, lane: int) -> None:
+        """Exchange messages until the exchange fails or a queue is closed."""
+        exchange = tf.function(
+            functools.partial(self._exchange, lane), autograph=False
+        )
         try:
             while True:
                 exchange()
         except Exception as error:
-            self.error = error
+            self.error = self.error or error
             self._arrived.close()
 
-    def _exchange(self) -> list[tf.Tensor]:
+    def _exchange(self, lane: int) -> list[tf.Tensor]:
         """Exchange a message with each other replica; return the sends."""
         everyone = range(self._everyone.size)
         others = [i for i in everyone if i != self._replica]
         with tf.device("CPU:0"):
-            own = tf.ensure_shape(self._sent.dequeue(), [self._kind.elements])
+            with tf.control_dependencies([self._turns[lane].dequeue()]):
+                own = self._sent.dequeue()
+            with tf.control_dependencies([own]):
+                self._turns[(lane + 1) % _LANES].enqueue(True)
+            own = tf.ensure_shape(own, [self._kind.elements])
         with tf.device(self._device):
-            # The receives do not depend on the queue, so they begin at once.
-            messages = [self._receive(i) for i in others]
-            sends = [self._send(own, i) for i in others]
+            # The receives do not depend on the queues, so they begin at once.
+            messages = [self._receive(i, lane) for i in others]
+            sends = [self._send(own, i, lane) for i in others]
         messages.insert(self._replica, own)
         with tf.device("CPU:0"):
             self._arrived.enqueue(tf.stack(messages))
         # TensorFlow would remove sends that the function does not return.
         return sends
 
-    def _send(self, message: tf.Tensor, receiver: int) -> tf.Tensor:
-        pair = self._pair(self._replica, receiver)
+    def _send(self, message: tf.Tensor, receiver: int, lane: int) -> tf.Tensor:
+        pair = self._pair(self._replica, receiver, lane)
         return tf.raw_ops.CollectiveBcastSendV2(input=message, **pair)
 
-    def _receive(self, sender: int) -> tf.Tensor:
+    def _receive(self, sender: int, lane: int) -> tf.Tensor:
         return tf.raw_ops.CollectiveBcastRecvV2(
             T=self._kind.dtype,
             shape=[self._kind.elements],
-            **self._pair(sender, self._replica),
+            **self._pair(sender, self._replica, lane),
         )
 
-    def _pair(self, sender: int, receiver: int) -> dict[str, int]:
-        """Return the group of two replicas, for one direction."""
+    def _pair(self, sender: int, receiver: int, lane: int) -> dict[str, int]:
+        """Return the group of two replicas, for one direction and lane."""
         key, size = self._everyone
+        place = (lane * size + sender) * size + receiver
         return {
             "group_size": 2,
-            "group_key": key + _PAIR_KEYS + sender * size + receiver,
+            "group_key": key + _PAIR_KEYS + place,
             "instance_key": self._kind.key,
         }
 
