@@ -90,6 +90,23 @@ def test_forwarder_delays_each_direction(forwarder):
         assert 0 <= round_trip(forwarder) - milliseconds < 15
 
 
+def test_busy_link_is_read_in_few_pieces(forwarder):
+    """Otherwise, the forwarder takes CPU time from workers."""
+    forwarder.set(Link(round_trip=0.02))
+    count, pieces, received = 500, 0, 0
+    with connect(forwarder) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        start = time.perf_counter()
+        for _ in range(count):
+            connection.sendall(b"?")
+            time.sleep(0.1 * link.PAUSE)
+        while received < count:
+            received += len(connection.recv(count))
+            pieces += 1
+        seconds = time.perf_counter() - start
+    assert pieces < 0.5 * seconds / link.PAUSE  # Without pauses, it is 1.
+
+
 @pytest.mark.parametrize("rate", [20e6, 100e6])
 def test_forwarder_keeps_to_the_rate(forwarder, rate):
     """Both directions are used, since the echo arrives while data are sent."""
