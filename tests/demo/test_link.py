@@ -1,5 +1,6 @@
 """Simulated links have the given rate and round trip, and lose nothing."""
 
+import asyncio
 import contextlib
 import json
 import math
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest.mock
 
 import pytest
 from launcher import assert_gone, is_alive
@@ -90,21 +92,28 @@ def test_forwarder_delays_each_direction(forwarder):
         assert 0 <= round_trip(forwarder) - milliseconds < 15
 
 
-def test_busy_link_is_read_in_few_pieces(forwarder):
-    """Otherwise, the forwarder takes CPU time from workers."""
-    forwarder.set(Link(round_trip=0.02))
-    count, pieces, received = 500, 0, 0
-    with connect(forwarder) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        start = time.perf_counter()
-        for _ in range(count):
-            connection.sendall(b"?")
-            time.sleep(0.1 * link.PAUSE)
-        while received < count:
-            received += len(connection.recv(count))
-            pieces += 1
-        seconds = time.perf_counter() - start
-    assert pieces < 0.5 * seconds / link.PAUSE  # Without pauses, it is 1.
+@pytest.mark.parametrize(
+    ("size", "delay", "pauses"),
+    [
+        (link.SMALL - 1, 0.01, 1),
+        (link.SMALL, 0.01, 0),
+        (link.SMALL - 1, 0.0, 0),
+        (0, 0.01, 0),
+    ],
+)
+def test_only_small_pieces_on_a_delayed_link_pause(size, delay, pauses):
+    async def receive():
+        direction = link.Direction()
+        direction.delay = delay
+        end, transport = link.End(direction), unittest.mock.Mock()
+        end.other = link.End(direction)
+        end.connection_made(transport)
+        end.data_received(bytes(size))
+        assert transport.pause_reading.call_count == pauses
+        await asyncio.sleep(2 * link.GRAIN)
+        assert transport.resume_reading.call_count == pauses
+
+    asyncio.run(receive())
 
 
 @pytest.mark.parametrize("rate", [20e6, 100e6])

@@ -36,9 +36,10 @@ from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
 GRAIN = 0.002  # The link sends bytes in pieces that take this many seconds.
-# A delayed connection is read at most once in this many seconds. Otherwise, one
-# read per packet would take much of the workers' CPU time.
-PAUSE = 0.001
+# After a small piece on a delayed connection, the forwarder waits `GRAIN` for
+# more. Otherwise, one read per packet would take much of the workers' CPU time.
+# The size, in bytes, is too small to limit the rate of large messages.
+SMALL = 1 << 15
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
@@ -214,9 +215,9 @@ class End(asyncio.Protocol):
             self._due.append((due, piece))
         if is_first:
             self.send()
-        if data and self._direction.delay:
+        if 0 < len(data) < SMALL and self._direction.delay:
             self.transport.pause_reading()
-            self._loop.call_later(PAUSE, self.transport.resume_reading)
+            self._loop.call_later(GRAIN, self.transport.resume_reading)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Close the other end once everything is sent."""
