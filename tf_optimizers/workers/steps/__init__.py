@@ -1,1 +1,1 @@
-"""Runs the steps of Keras models, and weights replicas by their rows."""
+"""Runs Keras models' steps, and weights each replica by its number of rows."""

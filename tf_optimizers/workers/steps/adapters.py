@@ -7,10 +7,10 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 def check_adapters(model: keras.Model) -> None:
-    """Raise if a layer has got LoRA after an optimizer was built.
+    """Raise if `enable_lora` was called after an optimizer was built.
 
-    `enable_lora` freezes the layer's kernel and adds weights. But the step that
-    Keras has compiled would train the kernel, and not the new weights.
+    `enable_lora` freezes a layer's kernel and adds weights. But a step that has
+    already been traced would train the kernel, and not the new weights.
     """
     known = {
         id(variable)

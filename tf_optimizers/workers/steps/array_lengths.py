@@ -1,8 +1,13 @@
-"""Finds which of the arrays that a step returns have an element for each row.
+"""Finds the arrays that have an element for each row, among a step's outputs.
 
-In a graph, the lengths of an array for two numbers of rows decide. An eager
-step cannot be traced with another number of rows. So if the lengths of an array
-are the replicas' numbers of rows, the array counts as one of rows.
+The following lengths identify such an array:
+
+    step                             length of the array
+    graph, unknown number of rows    unknown
+    graph, known number of rows      this number, and one more if the step is
+                                     traced with one more row
+    eager                            the number of rows on every replica, or
+                                     different lengths on different replicas
 """
 
 from collections.abc import Collection, Iterable
@@ -23,16 +28,16 @@ def gains_a_row(
 
     Args:
         kind: The kind of the step, such as "train_step".
-        rows: The number of rows of a replica, and the length of the array.
+        rows: A replica's number of rows, which is also the array's length.
         name: The name of the array, or None.
         shape: The shape of the array.
-        found: The name and the shape for one more row, or None if the step did
-            not return the array.
+        found: The name and the shape for one more row. None if the step failed
+            or returned no such array.
         problem: The error of the step with one more row, or None.
 
     Raises:
-        ValueError: If the length for one more row is neither the same nor one
-            more.
+        ValueError: If the length for one more row is unknown, or is neither
+            `rows` nor `rows + 1`.
     """
     longer = found and found[1]
     length = longer and longer[0]
@@ -52,14 +57,15 @@ def gains_a_row(
 def lengths_of(
     rows: Any, arrays: Collection[tuple[Any, tf.TensorShape]]
 ) -> list[tf.Tensor]:
-    """Return the number of a replica's rows, and the lengths of its arrays.
+    """Return a replica's number of rows and the lengths of its arrays.
 
     Args:
         rows: The number of rows of the replica's inputs, or None.
         arrays: The name and the shape of each array.
 
     Returns:
-        A list of one int32 vector; an empty list in a graph, or without arrays.
+        In a graph, or without arrays, an empty list. Otherwise, a list of one
+        int32 vector: the number of rows (-1 for None), and the lengths.
     """
     if not arrays or not tf.executing_eagerly():
         return []
@@ -70,13 +76,14 @@ def lengths_of(
 def of_rows_by_length(
     strategy: Any, lengths: Any, arrays: Iterable[int]
 ) -> set[int]:
-    """Return which arrays have an element for each row, by their lengths.
+    """Return the indices of the arrays that have an element for each row.
 
-    An array whose lengths differ between replicas counts as one of rows, too.
+    In eager mode, these are the arrays whose length equals the number of rows
+    on every replica, or differs between replicas.
 
     Args:
-        strategy: The strategy.
-        lengths: The vector of `lengths_of`, on every local replica.
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        lengths: The vectors from `lengths_of`, as a per-replica value.
         arrays: The indices of the arrays.
     """
     extended = strategy.extended

@@ -1,19 +1,19 @@
 """Averages the state that steps assign without an optimizer.
 
 Layers and steps compute such state from the rows of their replica: for example,
-moving statistics, cluster centers or codebooks. Within an epoch, each replica
-has its own values. Before the model is evaluated or saved, all replicas get the
-mean of these values:
+moving statistics, cluster centers or codebooks. So each replica has different
+values, until all replicas get the mean:
 
     in an epoch              at its end; before `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
 
 Only variables of floating-point dtype are averaged. Trainable weights must
-already be equal on all replicas.
+already be equal on all replicas, except in a round of local steps
+(`SparseLoCo`).
 
-A callback may copy its worker's values to other variables, for example to
-average models. So after a worker has set variables outside of steps, workers
-also compare the model's weights.
+A callback may set variables to values that differ between workers. For example,
+it may copy moving statistics to a second model. So after a worker has set
+variables outside of steps, workers also compare the model's other weights.
 """
 
 import functools
@@ -54,7 +54,7 @@ _HINT = (
 
 @functools.cache
 def watch_state() -> None:
-    """Permanently make Keras average state over replicas before it is read."""
+    """Permanently make Keras use `AverageState`, and average before saves."""
     insert_callback(
         AverageState, lambda model: _state_of_model(model) is not None
     )
@@ -62,10 +62,10 @@ def watch_state() -> None:
 
 
 class AverageState(keras.callbacks.Callback):
-    """Averages state over replicas before Keras or a callback reads it."""
+    """Averages state when an epoch ends, and before `evaluate` or `predict`."""
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Raise if the model's weights do not fit its step; see `adapters`."""
+        """Raise if `enable_lora` was called after an optimizer was built."""
         check_adapters(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -73,11 +73,11 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("the end of an epoch")
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Average state over replicas before an evaluation, even in `fit`."""
+        """Average state over replicas before an evaluation or a validation."""
         self._make_common("an evaluation")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Record that state that only training assigns has not changed."""
+        """Record that variables assigned only in training are unchanged."""
         self._keep()
 
     def on_predict_begin(self, logs: Logs = None) -> None:
@@ -85,7 +85,7 @@ class AverageState(keras.callbacks.Callback):
         self._make_common("a prediction")
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        """Record that state that only training assigns has not changed."""
+        """Record that variables assigned only in training are unchanged."""
         self._keep()
 
     def _make_common(self, subject: str) -> None:
@@ -125,17 +125,17 @@ class CommonState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._assigned: dict[int, _Assigned] = {}
-        # By the id of a variable: the result of `_progress` when its values on
-        # replicas were last compared, or were last known not to have changed.
+        # For each variable, by id: the result of `_progress` when its values
+        # were last compared, or last recorded as unchanged.
         self._common_at: dict[int, Any] = {}
         self._warned: set[int] = set()
         # Whether this worker has set variables since the last call to
         # `take_set`.
         self._has_set = False
-        # The number of calls to `adopt_set` after a worker had set variables,
-        # and whether every worker had done so before the last of these calls.
+        # The number of calls to `adopt_set` after any worker had set variables,
+        # and whether all workers had done so before the last of these calls.
         self._times_set, self._is_set_by_all = 0, True
-        # The value of `_times_set` when a model's weights were last compared.
+        # For each model: `_times_set` when workers last compared its weights.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -150,7 +150,7 @@ class CommonState:
         return has_set
 
     def adopt_set(self, has_set: Sequence[bool]) -> None:
-        """Make workers compare models again if any worker has set variables.
+        """Make workers compare weights again if any worker has set variables.
 
         Args:
             has_set: The result of `take_set` on each worker.
@@ -160,7 +160,7 @@ class CommonState:
             self._is_set_by_all = all(has_set)
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that the current step assigns a variable on each replica."""
+        """Record that the current step assigns a value to a variable."""
         if variable.aggregation != "none":
             return  # TensorFlow itself reduces the value over replicas.
         if self.is_assigned(variable):
@@ -170,7 +170,7 @@ class CommonState:
         )
 
     def is_assigned(self, variable: Any) -> bool:
-        """Return whether `note` has recorded that a step assigns a variable."""
+        """Return whether `note` has recorded an assignment to a variable."""
         known = self._assigned.get(id(variable))
         return known is not None and known.variable() is variable
 
@@ -179,23 +179,24 @@ class CommonState:
     ) -> None:
         """Set a model's state to the mean over all replicas.
 
-        Every worker must call this method. But if no step or collective has run
-        since the last comparison of the state, a call without `is_by_all`
-        exchanges nothing, and one worker alone may make it.
+        Every worker must call this method. There is one exception: if the state
+        has been compared, and no step or collective has run since, a call
+        without `is_by_all` exchanges nothing. One worker alone may make it.
 
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
             is_by_all: Whether all workers are known to call this method. If so,
-                and if a worker has set variables outside of steps since the
-                last comparison of the model, they compare all weights.
-                Defaults to `False`.
+                workers also compare weights that steps do not assign, if
+                `adopt_set` has reported a set variable since the last such
+                comparison. Defaults to `False`.
 
         Raises:
             RuntimeError: If only some workers call this method; if steps have
                 assigned different values to a trainable weight on different
-                replicas; if workers have set weights to different values; or if
-                the steps of workers assign different numbers of variables.
+                replicas; if workers have set a weight to different values that
+                must not be averaged; or if steps assign different numbers of
+                variables on different workers.
         """
         now = self._progress()
         variables = [
@@ -219,7 +220,7 @@ class CommonState:
         self._note_common(variables)
 
     def keep_common(self, model: keras.Model) -> None:
-        """Record that values assigned only by training steps are unchanged.
+        """Record that variables assigned only in training are unchanged.
 
         Call this method after steps that do not train.
         """
@@ -245,15 +246,15 @@ class CommonState:
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
-        """Return the model's variables that steps assign, or may assign."""
+        """Return weights that steps assign, and the model's `tf.Variable`s."""
         found = [v for v in self._settable(model) if self.is_assigned(v)]
         return [*found, *_variables_of_tensorflow(model)]
 
     def _settable(self, model: keras.Model) -> list[Any]:
         """Return the model's weights that all replicas should have in common.
 
-        These are all weights except states of rows and, within a round of local
-        steps, trainable weights.
+        These are all weights except the states of stateful recurrent layers
+        and, within a round of local steps, trainable weights.
         """
         of_rows, is_common = _states_of_rows(model), has_common_weights(model)
         return [
@@ -266,12 +267,14 @@ class CommonState:
     def _check_set(
         self, model: keras.Model, differing: Sequence[Any], subject: str
     ) -> None:
-        """Raise if values differ between replicas, but must not be averaged.
+        """Raise unless all variables that differ may be averaged.
 
-        Values that a step has assigned to a variable may be averaged if the
-        variable is not trainable. Values that were set outside of steps may be
-        averaged if the variable is a layer's state, and if every worker has set
-        variables. Values of a `tf.Variable` may always be averaged.
+        Only these variables may be averaged:
+
+        - variables that steps assign, unless they are trainable;
+        - other variables created with `trainable=False`, unless only some
+          workers have set variables outside of steps;
+        - `tf.Variable`s.
 
         Args:
             model: The model.
@@ -358,9 +361,9 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 def _states_of_rows(model: keras.Model) -> set[int]:
     """Return the ids of the states of stateful recurrent layers.
 
-    Such a state has values for each row, which must not be averaged: a replica
-    gets the rows at the same positions of every batch, and continues the states
-    of these rows.
+    Such a state has values for each of the replica's rows, which must not be
+    averaged. In the next batch, the replica gets the rows at the same
+    positions, and continues with their values.
     """
     return {
         id(state)
@@ -373,10 +376,8 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
-    These are attributes of the model or its layers. Keras does not track these
-    variables or their assignments. The result omits strings, and the variables
-    of random generators, since each replica intentionally has its own
-    generators.
+    These are attributes of the model or its layers, since Keras does not track
+    such variables or their assignments. Strings are omitted.
     """
     return [
         each

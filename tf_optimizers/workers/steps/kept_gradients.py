@@ -1,9 +1,9 @@
-"""Checks gradients that a step has kept in variables of its own.
+"""Checks gradients that a step has kept in variables.
 
 A step may add gradients to variables, and pass the sums to an optimizer after
-several batches. Each replica's sum then contains gradients of batches of which
-the replica may have had different shares, but is weighted by the share of the
-last batch. So the sums are right only if all batches are split evenly.
+several batches. A replica's share of the rows may differ between these batches,
+but its sum is multiplied by its share of the last batch. So the sums are right
+only if all batches are split evenly.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from tf_optimizers.workers.data.look_ahead import after
 from tf_optimizers.workers.steps.metric_variables import source_of
 from tf_optimizers.workers.steps.share import Share
 
-# Ops whose result is a sum or product of variables' values.
+# Elementwise ops that a step may apply to kept gradients, for example to divide
+# a sum by the number of batches.
 _ELEMENTWISE = (
     *("Identity", "Cast", "Mul", "MulNoNan", "RealDiv", "DivNoNan"),
     *("AddV2", "Sub", "Neg"),
@@ -26,10 +27,10 @@ _ELEMENTWISE = (
 def check_even_if_kept(
     gradients: Sequence[Any], variables: Sequence[Any], share: Share
 ) -> list[Any]:
-    """Return gradients; raise if they are kept and the split is uneven.
+    """Return gradients; if they are kept, check that the batch is split evenly.
 
-    The step must run in a graph, which shows whether gradients are kept. If the
-    batch is split unevenly, the returned tensors raise the error.
+    If not, the returned tensors raise an error when they are computed. Only a
+    graph shows whether gradients are kept, so eager steps are not checked.
 
     Args:
         gradients: The gradients that a model's step passes to an optimizer.
@@ -48,7 +49,8 @@ def check_even_if_kept(
             "that are split evenly among replicas. Received: a batch of",
             tf.cast(total, tf.int32),
             f"rows for {replicas} replicas. Pass `gradient_accumulation_steps` "
-            "to the optimizer instead, or drop the last rows of the data.",
+            "to the optimizer instead, or use batches whose sizes are "
+            "multiples of the number of replicas.",
         ],
     )
     return [
@@ -58,7 +60,7 @@ def check_even_if_kept(
 
 
 def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Return whether a step keeps all gradients in variables of its own."""
+    """Return whether all gradients come from variables that a step assigns."""
     known = [each for each in gradients if each is not None]
     if any(isinstance(each, tf.IndexedSlices) for each in known):
         return False
@@ -68,9 +70,11 @@ def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
 
 
 def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
-    """Return whether a gradient is made of a variable that the step assigns.
+    """Return whether a gradient comes from a variable that a step assigns.
 
-    `weights` are the ids of handles of variables to ignore.
+    The variable and the gradient must have the same shape, and only elementwise
+    ops may lie between them. `weights` are the ids of the handles of variables
+    to ignore.
     """
     waiting, seen = [gradient], {gradient.op}
     while waiting:

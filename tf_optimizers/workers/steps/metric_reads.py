@@ -33,11 +33,11 @@ _METRICS = (
 class MetricReader:
     """Reads the variables of metrics as sums over all workers' replicas.
 
-    All workers must read together. At the end of every epoch, Keras reads the
-    variables of a model's metrics one by one. The first read of each dtype sums
-    all of these variables that have the dtype, and compares the training of all
-    workers. The sums stay valid until a step or a collective begins, or until a
-    variable changes on a replica of this worker.
+    All workers must read together. Keras reads the variables of a model's
+    metrics one by one, for example at the end of an epoch. So the first read
+    also sums the other variables of the same dtype, and compares weights,
+    learning rates and step counts between workers. The sums stay valid until a
+    step or a collective begins, or a metric's variable changes on this worker.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -55,7 +55,7 @@ class MetricReader:
         self._known_at: Any = None
 
     def watch(self, model: keras.Model) -> None:
-        """From now on, read all metrics of a model together.
+        """From now on, sum the variables of a model's metrics together.
 
         Metrics' variables that were created outside of the strategy's scope are
         moved into the strategy. Otherwise, they would count only this worker's
@@ -65,15 +65,17 @@ class MetricReader:
         self._models[model] = None
 
     def on_assign(self) -> None:
-        """Record that this worker has assigned to a metric's variable."""
+        """Record that this worker sets a summed variable outside of steps."""
         self._assignments += 1
 
     def read(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return the sum of a metric's variable, or None for other variables.
+        """Return the sum of a watched metric's variable, None for others.
 
         Raises:
-            RuntimeError: If only some workers read a variable, if workers read
-                different variables, or if workers have trained differently.
+            RuntimeError: If only some workers read a variable; if workers read
+                variables of different dtypes or shapes; if workers have set
+                metrics' variables different numbers of times; or if workers
+                have different weights, learning rates or step counts.
         """
         if self._known_at == self._now():
             own = self._own(variable)
@@ -122,9 +124,9 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum the `variables` with the dtype of `variable` over all replicas.
+        """Sum the `variables` that have the dtype of `variable`.
 
-        The sums are kept for later reads.
+        Store the sums for later reads.
         """
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = replicas_of(self._strategy).reduce_together(variables)

@@ -1,9 +1,10 @@
 """Records which tensors of a step are results of metrics.
 
-If a step returns a metric's result unchanged, the result is computed again from
-the sums of the metric's variables over all replicas. This requires variables
-that are sums, and take few bytes. The sums are those of the values that the
-variables had when the step read the result.
+If a step returns a metric's result unchanged, the metric's variables are summed
+over all replicas, and the result is computed again from these sums. This
+requires that the variables are sums over rows, and take few bytes. The summed
+values are those from which the step computed the result. If a `tf.function`
+inside the step computed it, they are the values at the end of the step.
 """
 
 import math
@@ -15,7 +16,8 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.replica_state import replica
 
-# If a metric's variables take more bytes than this, steps do not sum them.
+# If a metric's variables take more bytes than this, steps do not sum them over
+# replicas.
 _MOST_BYTES = 1 << 16
 
 
@@ -25,8 +27,8 @@ class Result(NamedTuple):
     Attributes:
         metric: The metric, or None if its results must not be computed again.
         place: The index of the tensor in the result.
-        state: The values of the metric's variables when the result was read.
-            All tensors of a result share one list.
+        state: The replica's values of the metric's variables, to be summed over
+            replicas. Empty if `metric` is None.
     """
 
     metric: Any
@@ -35,7 +37,7 @@ class Result(NamedTuple):
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Wrap a metric's `result`, to record the tensors in each result.
+    """Wrap a metric's `result`, so that steps record the tensors in a result.
 
     `replica.results` gets a triple (name, tensor, `Result`) for each tensor.
     """
@@ -45,7 +47,8 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
         value = result(*args, **kwargs)
         if replica.results is None:
             return value
-        # Copy variables: the strategy would return the variable, not its value.
+        # A result may be a variable. Without a copy, `strategy.run` would
+        # return the variable itself, instead of the current value.
         tensors = [
             tf.identity(leaf)
             if isinstance(leaf, keras.Variable) or tf.is_tensor(leaf)
@@ -69,9 +72,9 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 def results_among(
     outputs: Sequence[Any], names: Sequence[Any], results: Sequence[Any]
 ) -> dict[int, Result]:
-    """Find a step's outputs that are results of metrics, by index.
+    """Return the `Result` of each output that is a metric's result, by index.
 
-    `results` are the triples that `noted_result` has added in the step.
+    `results` are the triples that `noted_result` has recorded in the step.
     """
     found: dict[int, Result] = {}
     for i, (name, output) in enumerate(zip(names, outputs, strict=True)):
@@ -79,14 +82,14 @@ def results_among(
             if output is tensor or _is_number_of(output, name, tensor, noted):
                 found[i] = result
             elif result.metric is not None and _is_returned(output, tensor):
-                # The state cannot be used outside of the function.
+                # The tensors in `result.state` belong to the inner function.
                 state = [*map(tf.identity, result.metric.variables)]
                 found[i] = result._replace(state=state)
     return found
 
 
 def _is_returned(output: Any, tensor: Any) -> bool:
-    """Return whether a `tf.function` has returned a tensor as an output."""
+    """Return whether an inner `tf.function` returns `tensor` as `output`."""
     if not (tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(tensor)):
         return False
     while output.op.type == "Identity":
@@ -104,9 +107,9 @@ def _is_returned(output: Any, tensor: Any) -> bool:
 
 
 def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
-    """Return whether an output is a metric's result, converted to a float.
+    """Return whether a float has the name and the value of a metric's result.
 
-    In eager mode, the steps of Keras before 3.15 convert results to floats.
+    In eager mode, the steps of Keras before 3.15 return results as floats.
     """
     return (
         isinstance(output, float)
@@ -119,7 +122,7 @@ def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether a metric's variables are sums, and take few bytes."""
+    """Return whether a metric's variables are summed, and take few bytes."""
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
     return size <= _MOST_BYTES and all(

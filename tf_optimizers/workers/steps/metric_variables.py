@@ -3,12 +3,13 @@
 Outside of a step, reading a metric's variable returns the sum over replicas,
 unless the variable was added with another `aggregation`. The sum is right for
 
-    total.assign(total + of_rows)
+    total.assign(total + sum_over_rows)
 
 and wrong for a maximum, a mean or the last value. Within a step, the variable
-has the value for the replica's rows. The metric's `result()` is still right,
-since it is computed again from the sums. Other outputs that the step computes
-from the variable are wrong.
+has the value for the replica's rows. If the step returns the metric's
+`result()`, the result is computed again from the sums; see `metric_results`.
+Other outputs that the step computes from the variable count only the replica's
+rows.
 """
 
 import warnings
@@ -29,7 +30,11 @@ _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return a model's `metrics`, and all metrics among its attributes."""
+    """Return a model's metrics.
+
+    These are `model.metrics`, and the metrics in attributes of the model and
+    its layers.
+    """
     found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
     return distinct(found)
 
@@ -37,9 +42,11 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 def warn_unless_sum(
     variable: keras.Variable, old: tf.Tensor, value: tf.Tensor, rows: Any
 ) -> None:
-    """Warn if a step in a graph assigns something other than a sum.
+    """Warn if a step in a graph assigns anything but 0 or a sum over rows.
 
-    A sum includes the variable's old value. A constant 0 is also allowed.
+    A value counts as a sum over rows if it is the variable's old value plus or
+    minus another value. A constant that cannot be a number of rows must not be
+    added.
 
     Args:
         variable: A variable of a metric.
@@ -54,8 +61,8 @@ def warn_unless_sum(
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
-            "which a step adds a constant, such as a number of batches. On "
-            "batches that cannot be split evenly, results differ from those of "
+            "which a step adds a constant, such as a number of batches. If "
+            "batches cannot be split evenly, results may differ from those of "
             "one process. Add a number of rows, or use `keras.metrics.Mean`."
         )
     elif not is_zero(value) and not _is_sum(value, source):
@@ -78,7 +85,7 @@ def is_zero(value: tf.Tensor) -> bool:
 def warn_if_made_of(
     variables: Iterable[keras.Variable], outputs: Sequence[tuple[Any, Any]]
 ) -> None:
-    """Warn if a step in a graph returns a value made of metrics' variables.
+    """Warn if a step in a graph computes an output from metrics' variables.
 
     Args:
         variables: The variables of metrics to which the step has assigned.
@@ -97,8 +104,8 @@ def warn_if_made_of(
             _warn(
                 "A step must return a metric's `result()` to count all rows. "
                 f"Received: `{name or 'a value'}`, which depends on "
-                f"`{path_of(read)}` but is not the `result()` of a metric that "
-                "the model knows. Keras shows a mean of the replicas' values, "
+                f"`{path_of(read)}` but is not the `result()` of one of the "
+                "model's metrics. Keras shows a mean of the replicas' values, "
                 "weighted by their rows in the last batch. List the metric in "
                 "the model's `metrics`, and compute the value in the metric's "
                 "`result()`."
@@ -136,8 +143,8 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
 def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
     """Return whether a tensor is a variable's old value plus a constant.
 
-    A constant that may be a number of rows does not count. `source` is the
-    handle of the variable.
+    Constants that may be a number of rows, such as 0, do not count. `source` is
+    the handle of the variable.
     """
     op = value.op
     if op.type in _PASS_THROUGH:
@@ -154,11 +161,12 @@ def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
 def _read_by(
     output: Any, sources: dict[int, keras.Variable]
 ) -> keras.Variable | None:
-    """Return a variable in `sources` that a float tensor depends on, or None.
+    """Return a variable in `sources` that an output depends on, or None.
 
     Args:
-        output: The tensor, or another output of a step.
-        sources: The variables to look for, by the ids of their handles.
+        output: An output of a step. Outputs other than floating-point tensors
+            are ignored.
+        sources: The variables, by the ids of their handles.
     """
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
@@ -169,9 +177,9 @@ def _read_by(
 
 
 def depends_on_rows(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor of a step's graph depends on the step's rows.
+    """Return whether a tensor depends on an input of its graph, such as rows.
 
-    Otherwise, the tensor depends only on constants and variables.
+    Constants, and values read from variables, do not count as inputs.
     """
     return any(
         not op.inputs and op.type != "Const"
@@ -182,7 +190,7 @@ def depends_on_rows(tensor: tf.Tensor) -> bool:
 def _operations_behind(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yield the operations that a tensor depends on.
 
-    Operations that assign to the variables that it depends on are left out.
+    The search ends at operations that read variables.
     """
     waiting: list[tf.Operation] = [tensor.op]
     seen = {tensor.op}

@@ -8,8 +8,10 @@ The kind of an output decides the common result of all replicas:
     result of a metric          the result for the rows of all replicas
     predictions                 the concatenated rows, without padding
 
-A mean of integers or bools is a float. The arrays in this table are arrays of
-numbers. Keras itself reduces other outputs, such as strings.
+Arrays in this table contain numbers or bools. A mean of integers or bools is a
+float. If a metric has large variables, or variables that are not sums, its
+results count as numbers or arrays. Keras itself reduces other outputs, such as
+strings.
 """
 
 import contextlib
@@ -84,7 +86,7 @@ class Steps:
     def __init__(self, strategy: Any, watch: Callable) -> None:
         self._strategy, self._watch = strategy, watch
         self._row_variables: list[tf.Variable] = []
-        self._is_of_arrays = False  # Whether the last step got plain arrays.
+        self._is_of_arrays = False  # Whether the current step got arrays.
         # For each model, two dicts to pass to `split_arrays` as `seen`: one for
         # training and evaluation, and one for prediction.
         self._seen: weakref.WeakKeyDictionary[keras.Model, Any] = (
@@ -93,10 +95,11 @@ class Steps:
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """Tell the other workers if a step with arrays cannot be traced here.
+        """Report to other workers if a step on arrays cannot be traced here.
 
-        The other workers wait to compare their batches with this worker's
-        batch. An error such as a wrong shape may occur on this worker only.
+        An error such as a wrong shape may occur on this worker only. Without a
+        report, the other workers would wait for this worker's note on the
+        batch.
         """
         self._is_of_arrays = False
         try:
@@ -143,13 +146,12 @@ class Steps:
 
 
 class Step:
-    """One run of a step of a model.
+    """A model's step in one call to `strategy.run`.
 
     Args:
         function: Called with a replica's part of a batch.
         kind: "train_step", "test_step" or "predict_step".
-        model: The model, whose metrics and added losses are combined; None for
-            predictions.
+        model: The model; None for predictions.
         rows: The batch's numbers of rows, or None if unknown.
         row_variables: For each of this worker's replicas, the variable of its
             `Share`.
@@ -174,7 +176,7 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        # For each output that is a metric's result, by index.
+        # The `Result` of each output that is a metric's result, by index.
         self._found: dict[int, Result] = {}
         # For each other output that is an array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
@@ -185,11 +187,12 @@ class Step:
 
     @_as_it_is
     def __call__(self, batch: Any) -> tuple[Any, list[Any], Any, list[Any]]:
-        """Run a replica's step.
+        """Run the step on a replica.
 
         Returns:
             The outputs of the step; the values in `_states`, to be summed over
-            replicas; the weight of the replica; and `lengths_of` the arrays.
+            replicas; the replica's share of the rows; and the result of
+            `lengths_of` for the arrays.
         """
         share = share_of(batch, self._rows, self._row_variables)
         batch = empty_without_rows(batch, self._rows)
@@ -264,7 +267,10 @@ class Step:
         return others
 
     def _is_array(self, value: Any) -> bool:
-        """Return whether an output is an array and not a prediction."""
+        """Return whether an output is an array of numbers or bools.
+
+        Predictions do not count.
+        """
         return (
             not self._is_predicting
             and isinstance(value, tf.Tensor)
@@ -274,10 +280,9 @@ class Step:
 
     @contextlib.contextmanager
     def noting_results(self) -> Iterator[None]:
-        """Record, in this context, which tensors are results of metrics.
+        """In this context, record which tensors are results of metrics.
 
-        In this context, the model also sums losses from `add_loss` as a single
-        process would.
+        The model also sums losses from `add_loss` as a single process would.
         """
         with self._undo:
             if self._model is not None:
@@ -304,19 +309,19 @@ class Step:
 
         In eager mode, return an empty set, since `finish` finds these outputs.
 
-        If the number of rows is fixed, the length of an array does not decide
-        this: a replica with two rows may return one element per row, or the
-        means of two columns. So this method also traces the step with one more
-        row, without running it, and compares the lengths. It does the same if
-        the step sums a vector that may have an element per row.
+        In a graph with an unknown number of rows, these are the arrays of
+        unknown length. If the number is known, an array of this length may be
+        one of them. But for two rows, a step may also return the means of two
+        columns. So this method traces the step with one more row, without
+        running it, and compares the lengths. It does the same for vectors that
+        losses sum.
 
         Args:
             run: Runs a step on all replicas.
             args: The arguments of this step, with every local replica's part.
 
         Raises:
-            ValueError: If the lengths do not decide this either, or if the step
-                cannot be traced with one more row.
+            ValueError: See `gains_a_row` and `check_vectors`.
         """
         rows, of_rows = self._fixed_rows, set()
         in_graph = {} if tf.executing_eagerly() else self._arrays
@@ -350,11 +355,11 @@ class Step:
 
         Args:
             strategy: The strategy. Call this method in cross-replica context.
-            outputs: The results of `__call__` on all replicas.
+            outputs: The results of `__call__`, as per-replica values.
             of_rows: The result of `arrays_of_rows`.
 
         Returns:
-            All outputs of the step, and the list of the combined outputs.
+            All outputs of the step, and a list of those that are combined.
         """
         returned, state, weight, lengths = outputs
         if lengths:
@@ -384,7 +389,7 @@ class Step:
         for i, (metric, place, own) in self._found.items():
             total = totals[id(own)]
             result = keras.tree.flatten(metric.stateless_result(total))[place]
-            # A result may itself be a variable.
+            # If the result is one of the metric's variables, use its sum.
             values = dict(zip(map(id, metric.variables), total, strict=True))
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
@@ -393,7 +398,7 @@ class Step:
         return tf.nest.pack_sequence_as(returned, flat), identical
 
     def _states(self) -> list[list[tf.Tensor]]:
-        """Return the states of metrics from which outputs were computed."""
+        """Return the distinct states of the metric results among outputs."""
         return distinct(found.state for found in self._found.values())
 
 
@@ -401,8 +406,8 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
     If the value is a variable that is summed over replicas, Keras's mean
-    becomes this sum. Values that are not numbers, and variables that are equal
-    on all replicas, are not scaled.
+    becomes this sum. Variables that are not `on_read`, and values that are not
+    numbers, are not scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):
@@ -433,7 +438,7 @@ def _times(weight: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def _as_float(value: tf.Tensor) -> tf.Tensor:
     """Return integers and bools as floats, so that means are not rounded."""
     if value.dtype.is_integer or value.dtype == tf.bool:
-        # A float32 cannot count steps beyond 2^24.
+        # A float32 cannot represent every integer above 2^24.
         return tf.cast(value, tf.float64)
     return value
 

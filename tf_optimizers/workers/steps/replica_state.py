@@ -1,8 +1,8 @@
 """The state of the replica that is running, for functions that Keras calls.
 
 A function that replaces a function of Keras gets only Keras's arguments. The
-code that runs a replica passes everything else through this state. Each local
-replica runs in its own thread, with its own values.
+code that runs a replica passes all other values through this state. Each local
+replica runs in a separate thread, and has separate values.
 
     field         set by                       read by
     share         model_steps                  step_hooks, uneven_batches, share
@@ -31,21 +31,22 @@ from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
 class _Replica(threading.local):
-    """The state of a replica. Outside of steps, the defaults apply."""
+    """The state of a replica. The defaults mean that no step is running."""
 
     share: Any = None  # The replica's `Share` of the batch.
     rows: Any = None  # The replica's number of rows; an int if it is static.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.
-    weights: RestoredWeights | None = None  # What the step assigns to weights.
+    weights: RestoredWeights | None = None  # The values assigned to weights.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    updated: dict[int, keras.Variable] = {}  # Metrics' assigned variables.
-    vectors: list[Any] = []  # Shapes of summed values, and if they have rows.
+    # The variables of metrics to which the step has assigned values, by id.
+    updated: dict[int, keras.Variable] = {}
+    vectors: list[Any] = []  # See `share.factor_of_sum`.
     results: list[Any] | None = None  # See `metric_results.noted_result`.
     # Makes a metric add its results to `results`.
     note_metric: Callable | None = None
     is_applying: bool = False  # Whether an optimizer's `apply` is running.
-    # Whether a metric's variable is being assigned outside of a model's step.
+    # Whether an `on_read` variable is being assigned outside of a model's step.
     is_assigning: bool = False
     loop: Any = None  # The `Loop` of a function that is not a model's step.
 

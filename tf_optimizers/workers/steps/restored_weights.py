@@ -1,9 +1,9 @@
 """Restores the exact weights after a step has moved them away and back.
 
-Sharpness-aware steps add e to the weights, take gradients there, and subtract
-e again. Since e depends on a replica's rows, the rounding error of w + e - e
-differs between replicas, and the replicas' weights would drift apart. So each
-replica restores w exactly.
+A step of sharpness-aware minimization adds e to the weights w, computes
+gradients at w + e, and subtracts e again. Since e depends on a replica's rows,
+the rounding error of w + e - e differs between replicas, and their weights
+would drift apart. So each replica restores w exactly.
 
     the step assigns        w + e         w + e - e
     the replica then has    w + e         w
@@ -41,8 +41,9 @@ class RestoredWeights:
         """Return the value to assign to a weight in place of `value`.
 
         If `value` moves the weight back to its initial value up to rounding,
-        the result is exactly the initial value. Otherwise, it is `value`. The
-        result has the dtype of the weight if that dtype is floating-point.
+        the result is exactly the initial value. Otherwise, the result is
+        `value`, cast to the weight's dtype. Weights with a dtype that is not in
+        `_EPSILONS` are not restored, and `value` is returned unchanged.
         """
         dtype = tf.as_dtype(weight.dtype)
         if dtype not in _EPSILONS:

@@ -17,7 +17,7 @@ from tf_optimizers._compat.tensorflow_internals import (
 from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.wrapped import LocalRound, only_local_steppers
 
-_NEVER = tf.int32.max  # The age of values before the first reduction.
+_NEVER = tf.int32.max  # The age before the first reduction of an epoch.
 
 
 class _Kept:
@@ -25,8 +25,9 @@ class _Kept:
 
     Args:
         like: A tensor with the shape and dtype of the values.
-        gather: A `GatherLater`, to exchange values while the next steps run;
-            None to exchange them within a step. Defaults to `None`.
+        gather: A `GatherLater`, which exchanges values while the next steps
+            run. If None, values are exchanged within a step. Defaults to
+            `None`.
     """
 
     def __init__(self, like: tf.Tensor, gather: Any = None) -> None:
@@ -37,19 +38,19 @@ class _Kept:
             self.age = plain_variable(_NEVER, trainable=False)
 
     def keep(self, result: tf.Tensor) -> tf.Tensor:
-        """Keep the result of a reduction in this step, and return it."""
+        """Store the result of a reduction in this step, and return it."""
         self.last.assign(result)
         self.age.assign(0)
         return tf.identity(result)
 
     def repeat(self) -> tf.Tensor:
-        """Return the last result, in a step without a reduction."""
+        """Return the stored result, in a step without a reduction."""
         self.age.assign_add(1)
         return self.last.read_value()
 
 
 # The `_Kept` objects of each model's steps. A traced function does not keep its
-# variables alive, so each step's graph holds a reference to its `_Kept`.
+# variables alive, so the graph of each step has a reference to its `_Kept`.
 _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
     weakref.WeakKeyDictionary()
 )
@@ -57,7 +58,7 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 
 @functools.cache
 def reduce_in_first_steps() -> None:
-    """Permanently make the first step of each epoch reduce its logs."""
+    """Permanently make Keras reduce logs in the first step of each epoch."""
     insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
 
 
@@ -65,7 +66,7 @@ class NewEpoch(keras.callbacks.Callback):
     """Prevents steps from returning the previous epoch's logs."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Record that no step of the new epoch has reduced its logs."""
+        """Record that no step of the new epoch has reduced logs."""
         for kept in _kept.get(self.model, ()):
             kept.age.assign(_NEVER)
 
@@ -73,13 +74,14 @@ class NewEpoch(keras.callbacks.Callback):
 class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
-    An optimizer such as `SparseLoCo` exchanges values only once per round of
-    several local steps. Then only the last step of a round and the first step
-    of an epoch reduce values. Other steps return the result of the last
-    reduction, which is the same on all workers. So a callback that reads logs
-    and stops training does so on all workers. If rounds overlap, the last step
-    of a round only starts the reduction of floating-point values, and returns
-    the previous reduction's result.
+    `SparseLoCo` may exchange values only once per round of several local steps.
+    Then values are reduced in the last step of a round, in the first step of an
+    epoch, and when as many batches as in a round have passed without a
+    reduction. Other steps return the result of the last reduction, which is the
+    same on all workers. So a callback that reads logs and stops training does
+    so on all workers. If rounds overlap, the last step of a round only starts
+    the reduction of floating-point values, and returns the result of the
+    previous reduction.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -145,7 +147,7 @@ class Reduction:
             return kept.keep(result)
 
         # If steps do not use the optimizer, a round never ends. So values are
-        # also reduced once their age reaches the number of batches in a round.
+        # also reduced when their age reaches the number of batches in a round.
         is_old = kept.age.read_value() >= current.batches
         if gather is None:
             return tf.cond(current.ends | is_old, reduce_now, kept.repeat)

@@ -76,8 +76,8 @@ def copied(value: Any) -> tf.Tensor:
     """Return a copy of a value, as the first output of a new operation.
 
     Keras stacks the values of replicas. If all of them are the same output of
-    one operation, TensorFlow's graph optimizer (2.21) stacks the first output
-    of the operation instead. A copy by `tf.identity` does not prevent this.
+    one operation, TensorFlow's graph optimizer (2.21) wrongly stacks the first
+    output of the operation. A copy by `tf.identity` does not prevent this.
     """
     return tf.ensure_shape(value, tf.convert_to_tensor(value).shape)
 
@@ -86,7 +86,7 @@ class ScalarsOfRun:
     """The float32 scalars that `strategy.run` returned in a graph.
 
     Keras reduces the logs of a step one by one. A collective for all scalars
-    costs as much as a collective for one scalar. So the first call to `reduce`
+    takes about as long as a collective for one. So the first call to `reduce`
     with one of these scalars reduces all of them.
     """
 
@@ -102,7 +102,7 @@ class ScalarsOfRun:
         Args:
             strategy: The strategy.
             outputs: The outputs of all replicas.
-            reduction: How to reduce the scalars.
+            reduction: Reduces the scalars.
             identical: Outputs of any shape that are the same on all replicas.
         """
         self._strategy, self._reduction = strategy, reduction
@@ -125,7 +125,7 @@ class ScalarsOfRun:
         """Return the reduced value of a stored output.
 
         Return None for other values, in another graph, or if the output has
-        been reduced by another `reduce_op`.
+        already been reduced by another `reduce_op`.
         """
         if self._graph is not tf.compat.v1.get_default_graph():
             return None

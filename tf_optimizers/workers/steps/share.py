@@ -1,4 +1,4 @@
-"""Computes a replica's share of the rows of a global batch."""
+"""Computes a replica's share of a global batch's rows, and removes padding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,8 +25,7 @@ class Share:
     other numbers. So such a function reads the numbers from a variable.
 
     Args:
-        own: The number of rows of the replica; 0 if it holds only a padding
-            row.
+        own: The number of rows of the replica; 0 if it has only a padding row.
         total: The number of rows of all replicas. For an empty batch, with a
             total of 0, all replicas have the same share.
         variable: The replica's variable, float32 [2], for both numbers.
@@ -62,7 +61,7 @@ class Share:
 
     @property
     def weight_in_double(self) -> tf.Tensor:
-        """The share in float64, so that means of integers are exact."""
+        """The share in float64, for means of integers."""
         own, total = (tf.cast(rows, tf.float64) for rows in self.rows)
         return own / total
 
@@ -100,7 +99,7 @@ def share_of(
 
 
 def rows_of_inputs(batch: Any) -> Any:
-    """Return a batch's number of rows, or None if the inputs have no rows.
+    """Return the number of rows of a batch's inputs, or None for scalars.
 
     The number is an int if it is known statically, else a tensor.
     """
@@ -111,12 +110,10 @@ def rows_of_inputs(batch: Any) -> Any:
 def is_of_rows(value: Any) -> bool:
     """Return whether a value that a step computes has elements for each row.
 
-    The shape decides. If the number of rows is unknown while a step is traced,
-    a value without elements for rows has a known shape. If the number is known,
-    one of the dimensions must be a multiple of this number, since a step may
-    repeat rows.
+    Only the shape decides: a dimension must be unknown or, if the number of
+    rows is known, a multiple of this number. (A step may repeat rows.)
     """
-    if isinstance(value, list | tuple):  # Of numbers, or of similar tensors.
+    if isinstance(value, list | tuple):  # Numbers, or similar tensors.
         return bool(value) and is_of_rows(value[0])
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
@@ -128,12 +125,12 @@ def is_of_rows(value: Any) -> bool:
 
 
 def factor_of_sum(value: Any) -> Any:
-    """Return the factor of a sum over a value's elements, in a loss.
+    """Return the factor for a loss that is the sum of a value's elements.
 
-    The gradients of the loss are multiplied by the replica's share later. So
-    the factor is the inverse of the share for a value of rows, else 1. If the
-    number of rows is static, record the value's shape in `replica.vectors`, for
-    `check_vectors`.
+    The gradients of the loss are also multiplied by the replica's share. So if
+    the value has elements for each row, the factor is the inverse of the share.
+    Otherwise, it is 1. In a graph with a static number of rows, this function
+    also records the value's shape in `replica.vectors`, for `check_vectors`.
     """
     counts = is_of_rows(value)
     if isinstance(replica.rows, int) and tf.is_symbolic_tensor(value):
@@ -144,8 +141,9 @@ def factor_of_sum(value: Any) -> Any:
 def check_vectors(
     kind: str, rows: int, vectors: Sequence[Any], others: Sequence[Any]
 ) -> None:
-    """Raise if a vector of rows would have the same length with more rows.
+    """Raise if a vector's length is a multiple of `rows` only by chance.
 
+    The length of such a vector does not change if there is one more row.
     `vectors` and `others` are the step's `replica.vectors` for `rows`, and for
     one more row.
     """
@@ -155,8 +153,8 @@ def check_vectors(
                 f"A vector that `{kind}` sums in a loss must have an element "
                 "for each row, or a length that is no multiple of the number "
                 f"of rows. Received: shape {shape} for {rows} rows per "
-                "replica, and for one more row. Sum the vector yourself, or "
-                "use a different global batch size."
+                "replica, and the same shape for one more row. Sum the vector "
+                "yourself, or use a different global batch size."
             )
 
 
@@ -210,8 +208,8 @@ class Loop:
 
         Args:
             rows: The number of rows on the replica, which identifies the batch.
-                If several batches have this number, or none has, the first
-                batch is used.
+                The first batch with this number is used or, if there is none,
+                the first batch.
 
         Returns:
             A pair of int32 scalars, or None in another graph, or if no batch
@@ -233,10 +231,9 @@ def _own_and_total(rows: RowCounts) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def without_padding(function: Callable, arguments: Any) -> Callable:
-    """Return a function that removes padding rows from its arguments.
+    """Return a function that calls `function` without padding rows.
 
-    Do not use this function for a model's step, since steps count rows
-    themselves.
+    Do not pass a model's step, since steps count rows themselves.
 
     Args:
         function: Called on each replica with its part of the arguments.
@@ -346,7 +343,7 @@ def trace_with_rows(
 
     Args:
         function: Called with the batch, outside of `strategy.run`.
-        batch: The parts of all replicas of this worker.
+        batch: A batch, with the parts of all replicas of this worker.
         rows: The number of rows of every part.
     """
 

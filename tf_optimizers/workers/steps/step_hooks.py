@@ -2,9 +2,10 @@
 
 A step computes its loss from the replica's rows as one process would. Before an
 optimizer sums gradients over replicas, each replica multiplies its loss or its
-gradients by its share: its rows / the rows of all replicas. The share is also
-the weight of a number that updates a `Mean`, since the number stands for all
-rows of the replica. A replica without rows changes no metric.
+gradients by its share: its rows / the rows of all replicas. If a step updates a
+`Mean` with a number, the number's weight is also multiplied by the share,
+unless the weight is already a number of rows. A replica without rows may reset
+metrics, but does not change them otherwise.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,9 +63,11 @@ def apply(
     no share; see `agree_on_overflow`.
 
     Raises:
-        RuntimeError: If the optimizer's first call is outside of
-            `strategy.run`, or if workers differ in this call.
+        RuntimeError: If the optimizer is not built, and the call is outside of
+            `strategy.run`; or if workers have different optimizers or weights
+            in the optimizer's first step.
         ValueError: If variables were created outside of the strategy's scope.
+        tf.errors.InvalidArgumentError: See `check_even_if_kept`.
     """
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -180,13 +183,10 @@ def _weighted(gradient: Any, share: Share, is_scaled: bool) -> Any:
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss before its gradients are taken.
 
-    In Keras's own step, and under dynamic loss scaling, all gradients come from
-    this loss. So this function multiplies the loss by the replica's share.
-    Otherwise a replica's gradients could overflow before they are multiplied by
-    the share. In other steps, `apply` multiplies the gradients.
-
-    If the loss is a vector, `gradient` treats the scaled vector like any other
-    vector.
+    In Keras's own step, and with a `LossScaleOptimizer`, all gradients come
+    from this loss. So this function multiplies the loss by the replica's share.
+    Otherwise, gradients could overflow before `apply` multiplies them. In other
+    steps, only `apply` multiplies by the share.
     """
     loss, share = original(optimizer, loss), replica.share
     dynamic = keras.optimizers.LossScaleOptimizer
@@ -211,9 +211,9 @@ def gradient(
     The gradient of a vector is the gradient of the sum of its elements. If a
     vector in a model's step has an element for each row, and a source is a
     variable, this function divides the gradient by the replica's share, since
-    `apply` multiplies it by the share. So the replicas' gradients add up to the
-    gradient of the sum over all rows. The caller's own `output_gradients` are
-    not changed.
+    `scale_loss` or `apply` multiplies by the share. So the replicas' gradients
+    add up to the gradient of the sum over all rows. If the caller passes
+    `output_gradients`, nothing is divided.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)
@@ -223,8 +223,8 @@ def gradient(
 def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
     """Return factors for the elements of all targets; see `gradient`.
 
-    Return None unless a source is a variable, all targets are tensors, and one
-    of them is not a scalar.
+    Return None unless a source is a variable, all targets are tensors, and at
+    least one target is not a scalar.
     """
     kinds = keras.Variable, tf.Variable
     if not any(isinstance(each, kinds) for each in tf.nest.flatten(sources)):
@@ -245,7 +245,7 @@ def _factors(target: tf.Tensor) -> tf.Tensor:
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Update a `Mean`; in a model's step, weight numbers by the share."""
+    """Update a `Mean`; in a model's step, weight a number by the share."""
     if replica.note_metric is not None:
         replica.note_metric(metric)
     if replica.share is not None and not is_of_rows(values):
@@ -254,11 +254,10 @@ def update_mean(
 
 
 def _weight_of_numbers(values: Any, weight: Any) -> Any:
-    """Return a weight times the replica's share.
+    """Return the weight of a number, multiplied by the replica's share.
 
-    A step may pass the number of the replica's rows as the weight, or weights
-    of rows. Such weights are returned unchanged. In an eager step, a scalar
-    tensor counts as a number of rows.
+    If the step passes no weight, the weight is 1. If the step passes the number
+    of the replica's rows, or weights of rows, return this weight unchanged.
     """
     if weight is None:
         weight = tf.ones(keras.ops.shape(values)[:1])
@@ -268,10 +267,10 @@ def _weight_of_numbers(values: Any, weight: Any) -> Any:
 
 
 def _is_number_of_rows(weight: Any) -> bool:
-    """Return whether a weight is the number, or the weight, of some rows.
+    """Return whether a weight is a number of rows, or a sum of rows' weights.
 
-    Constants, and values of variables, are such a number only if they equal the
-    number of the replica's rows.
+    In eager mode, this is assumed of each scalar tensor. A constant must equal
+    the replica's number of rows. A tensor in a graph must depend on an input.
     """
     if len(keras.ops.shape(weight)):
         return False
@@ -289,8 +288,8 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     In a model's step, a replica without rows leaves variables of metrics
     unchanged, except that it may reset them to 0. An assignment to another
     variable is recorded for `CommonState`, unless an optimizer makes the
-    assignment. If a model's step makes the assignment, `RestoredWeights` may
-    replace the value.
+    assignment. If a model's step assigns a trainable variable,
+    `RestoredWeights` may replace the value.
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:
@@ -316,10 +315,10 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
 
 
 def _divide_among_replicas(variable: keras.Variable, value: Any) -> None:
-    """Divide an integer among the copies of a metric's variable.
+    """Divide integers among the copies of a metric's variable.
 
-    Outside of a replica, TensorFlow assigns `value` / replicas to each copy,
-    and drops the remainder.
+    Outside of `strategy.run`, TensorFlow assigns `value` / replicas to each
+    copy, and drops the remainder.
     """
     strategy = maker_of([variable])
     if strategy is None or not is_ours(strategy) or strategy_of_replica():

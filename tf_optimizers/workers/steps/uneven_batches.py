@@ -1,4 +1,4 @@
-"""Weights losses by a replica's share of the rows of a global batch.
+"""Scales a replica's losses to fit its share of the rows of a global batch.
 
 In a step of a Keras model, each replica computes a loss from its rows, as one
 process would. Then `step_hooks.py` weights the replica's gradients and metrics
@@ -12,16 +12,16 @@ following losses are multiplied by a factor, to correct for the share:
     loss                               factor
     sum, or sum / global_batch_size    1 / share
     `add_loss` with a loss per row     1 / share
-    mean over unmasked elements, or    fraction of the divisor / share
+    mean over unmasked elements, or    fraction / share
     `mean_with_sample_weight`
 
-The divisor of such a mean is a number of elements or a sum of weights:
+    fraction = divisor of the replica's mean / sum of all replicas' divisors
 
-    fraction of the divisor = divisor of the replica / divisor of all replicas
+The divisor of a mean is a number of elements or a sum of weights.
 
 In other functions that `strategy.run` calls, gradients are summed unchanged. So
-a mean that Keras or TensorFlow computes is multiplied by the fraction of the
-divisor.
+a mean that Keras or TensorFlow computes is multiplied by the fraction instead
+of 1 / replicas.
 """
 
 import functools
@@ -73,15 +73,15 @@ def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 
 
 def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Sum a regularization loss; scale the sum except in a model's step."""
+    """Sum a regularization loss; in a model's step, do not scale the sum."""
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
 def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Sum a loss from `add_loss`; see `summing_added_losses`.
 
-    If the loss has an element per row, divide the sum by the replica's share,
-    so that all replicas together have the gradient of the sum over all rows.
+    If the loss has an element for each row, divide the sum by the replica's
+    share, since gradients are multiplied by the share later.
     """
     total = original(loss)
     if replica.share is None:
@@ -98,8 +98,8 @@ def _average(
     """Average the losses of examples.
 
     In a model's step, return the average over the replica's rows or, with
-    `global_batch_size`, their sum / `global_batch_size` / share. In other
-    functions, return the replica's part of the average over all rows.
+    `global_batch_size`, the sum of losses / `global_batch_size` / share. In
+    other functions, return the replica's part of the average over all rows.
     """
     share = replica.share
     if share is None:
@@ -150,8 +150,8 @@ def _reduce(
     if not (is_mean or reduction == "sum") or not _is_replica_of_ours():
         return loss
     if is_number and not is_weighted:
-        # A scalar loss is a mean that the user has computed. Outside of a
-        # model's step, Keras would sum the replicas' means.
+        # A scalar loss counts as a mean over the replica's rows. Outside of a
+        # model's step, gradients of the replicas' means are summed.
         return loss if share or not is_mean else loss / replicas_of().count
     if not is_mean:
         return loss * _cast(factor_of_sum(values), loss) if share else loss
@@ -160,7 +160,7 @@ def _reduce(
         return loss
     divisors = tf.ones_like(values) if divisors is None else divisors
     fraction = _fraction(tf.reduce_sum(tf.cast(divisors, tf.float32)))
-    # Outside of a model's step, Keras has divided the loss by the number of
+    # Outside of a model's step, undo Keras's division by the number of
     # replicas.
     return loss * _cast(
         fraction * (share.inverse if share else replicas_of().count), loss
@@ -170,9 +170,11 @@ def _reduce(
 def _weight_of_number(
     sample_weight: Any, mask: Any, reduction: str
 ) -> tf.Tensor:
-    """Return Keras's factor for a loss that the user has averaged over rows.
+    """Return the factor for a scalar loss with sample weights or a mask.
 
-    The factor is the sum of the weights of all replicas' rows, or their mean.
+    Keras multiplies the loss by each weight, and reduces the products. So the
+    factor is a reduction of the weights of all replicas: their sum; their mean;
+    or, for `mean_with_sample_weight`, 1 if their sum is positive, else 0.
     """
     weights = tf.cast(merge_mask(sample_weight, mask, "none"), tf.float32)
     counts = tf.ones_like(weights) if mask is None else mask
@@ -188,8 +190,7 @@ def _weight_of_number(
 def _divisors(sample_weight: Any, mask: Any, reduction: str) -> Any:
     """Return the weights whose sum is the divisor of a mean.
 
-    Returns:
-        None if the divisor is the number of elements.
+    Return None if the divisor is the number of elements.
     """
     by_weight = reduction == "mean_with_sample_weight"
     if not by_weight or sample_weight is None:
@@ -247,9 +248,9 @@ def _synchronized(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the mean and variance over all replicas.
 
-    With a mask, Keras (3.15) computes them over the replica's rows only. So
-    this function combines the statistics of all replicas, weighted by the
-    number of unmasked positions.
+    With a mask, Keras (3.15) uses only the replica's rows. So this function
+    combines the statistics of all replicas, weighted by their numbers of
+    unmasked positions.
     """
     mean, variance = own = original(layer, inputs, mask)
     if mask is None:
@@ -268,11 +269,11 @@ def _synchronized(
 def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Return `values` unchanged; multiply their gradients by `factor`.
 
-    Every replica receives gradients of synchronized statistics from all
-    replicas. A user's own step multiplies these gradients by the share of the
-    replica that receives them. But they must be weighted by the share of the
-    replica that sends them. So `_moments` multiplies them by the sender's
-    share, and divides them by the receiver's share.
+    Each replica receives gradients of synchronized statistics from all
+    replicas. In a custom step, `apply` multiplies these gradients by the
+    receiver's share. But they must be multiplied by the sender's share. So
+    `_moments` multiplies them by the sender's share, and divides them by the
+    receiver's share.
     """
 
     @tf.custom_gradient
