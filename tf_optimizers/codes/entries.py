@@ -47,7 +47,7 @@ def split(vector: tf.Tensor, like: Sequence[Any]) -> list[tf.Tensor]:
 
 
 class WordReader:
-    """Reads tensors of all replicas, in the order they were written.
+    """Reads tensors of all replicas, in the order in which they were written.
 
     Args:
         words: int32, the words of all replicas, one replica after another. Each
@@ -81,9 +81,9 @@ class Entries(NamedTuple):
     Args:
         values: [n].
         positions: int [n], increasing within a row; see `pack_entries`. The
-            first positions of a row may be -1, for entries that are not sent.
-            After an exchange, the entries of all replicas are concatenated, and
-            an entry that was not sent has position 0 and value 0.
+            first positions of a row may be -1, where there is no entry. After
+            an exchange, the entries of all replicas are concatenated, and such
+            places have position 0 and value 0.
         size: The number of elements of the tensor.
         code: The encoding of values, a key of `CODES`. `values` are already
             rounded to this encoding. Defaults to `"float32"`.
@@ -166,7 +166,8 @@ def unpack_entries(
     """Return the entries of all received rows, in the order of the rows.
 
     Args:
-        words: int32 [any, words], rows from `pack_entries` on any replica.
+        words: int32 [received rows, words], from `pack_entries` on other
+            replicas or on this replica.
         entries: The entries that this replica packed. Each received row has the
             same dtypes and numbers of entries as each packed row.
         rows: The number of rows that this replica packed. Defaults to `1`.

@@ -76,7 +76,7 @@ class Layout:
         ]
 
     def is_empty(self) -> tf.Tensor:
-        """Return which cells have entries at -1, bool [chunks, CHUNK]."""
+        """Return which cells of chunks have position -1, [chunks, CHUNK]."""
         return self.fill(self._positions) < 0
 
 

@@ -10,10 +10,10 @@ entry, followed by a 0. With 3 low bits, a block has 8 addresses:
     low bits     101  001  100  110
     blocks        0    1    1    3      1 0  1 1 0  0  1 0
 
-An entry takes 12 bits if one element in 1000 is an entry, and 8 bits if one in
-64 is. If at least one in 4 is, a code with one bit per element is shorter. The
-choice between the codes depends only on the number of elements and the number
-of entries.
+A position takes 12 bits if one element in 1000 is an entry, and 8 bits if one
+in 64 is. If at least one in 4 is, a code with one bit per element is used,
+because it is not longer. The choice between the codes depends only on the
+number of elements and the number of entries.
 
 Bits are booleans, or are packed into bytes, lowest bit first.
 """
