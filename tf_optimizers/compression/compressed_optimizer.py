@@ -19,12 +19,14 @@ from tf_optimizers.compression.traffic import traffic_summary
 
 
 class CompressedOptimizer(Optimizer):
-    """An optimizer that sends only the largest entries of its gradients.
+    """An optimizer that compresses gradients before replicas exchange them.
 
-    The residual of a variable accumulates gradients until they are sent. A
+    The residual of a variable accumulates gradients until they are sent. In
+    `SparseLoCo`, the change of a weight in a round replaces its gradient. A
     subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
-    each variable that is compressed in this step, and `_dense_update` for all
-    others. With `overlap`, `SparseLoCo` uses `OverlappedExchange` instead.
+    each variable that is compressed in this step, and `_dense_update` for each
+    other variable. With `overlap`, `SparseLoCo._update` uses
+    `OverlappedExchange` instead.
 
     Args:
         learning_rate: See `Optimizer`.
@@ -35,7 +37,7 @@ class CompressedOptimizer(Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    # XLA cannot compile the CPU's search for the largest entries.
+    # XLA cannot compile the search for the largest entries on a CPU.
     _supports_jit = False
     _single_replica_warning: str
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
@@ -143,11 +145,11 @@ class CompressedOptimizer(Optimizer):
     def update_step(
         self, gradient: Gradient, variable: Any, learning_rate: Any
     ) -> None:
-        """Subtract `learning_rate` times a summed gradient from a variable.
+        """Subtract `learning_rate` times an update from a variable.
 
         Args:
-            gradient: The sum over replicas, dense or as `tf.IndexedSlices` of
-                the flattened variable.
+            gradient: The update, summed over replicas: a dense tensor, or
+                entries of the flattened variable as `tf.IndexedSlices`.
             variable: A variable that the optimizer was built with, or this
                 replica's component of such a variable.
             learning_rate: Scalar.
@@ -161,16 +163,16 @@ class CompressedOptimizer(Optimizer):
     def communication_summary(self, step: int | None = None) -> dict[str, Any]:
         """Return the bytes that one replica sends in a step with an exchange.
 
-        Each byte counts once, even if the network forwards it several times. A
-        ring of N devices forwards each byte of entries N - 1 times. Dense
-        tensors are summed on the way, so their bytes are forwarded only
+        Each byte counts once, even if it passes through several replicas. In a
+        ring of N replicas, each byte of entries is sent N - 1 times. Dense
+        tensors are summed on the way, so each of their bytes is sent only
         2 (N - 1) / N times.
 
-        The size of a sparse gradient can change from step to step.
-        `DGCMomentum` counts its size in the last step, whatever `step` is.
-        Before the first step, sparse gradients count as dense ones, which may
-        be compressed. `SparseLoCo` makes sparse gradients dense, and does not
-        compress them.
+        The sizes of sparse gradients can change from step to step.
+        `DGCMomentum` counts their sizes in the last step, whatever `step` is.
+        Before the first step, sparse gradients count as dense gradients, which
+        may be compressed. `SparseLoCo` makes sparse gradients dense, and does
+        not compress them.
 
         Args:
             step: int >= 0, counted from 0. Defaults to `None`, the next step.
@@ -181,7 +183,7 @@ class CompressedOptimizer(Optimizer):
             of each variable by path; and `"total"`, the traffic of all
             variables. Traffic is a dict of `"dense_bytes"`, the size of the
             gradient; `"sent_bytes"`; and `"ratio"`, dense_bytes / sent_bytes.
-            If two variables have the same path, the second is "path (2)".
+            If two variables have the same path, the second is named "path (2)".
 
         Raises:
             RuntimeError: If the optimizer is not built.

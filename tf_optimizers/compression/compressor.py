@@ -54,7 +54,7 @@ from tf_optimizers.replicas import replicas_of
 
 
 class Compressor:
-    """Sends the largest entries of large gradients, and keeps the rest.
+    """Sends the largest entries of gradients, and keeps the others for later.
 
     Args:
         name: The optimizer's class, for error messages.
@@ -94,12 +94,12 @@ class Compressor:
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
         self.strategy = strategy
-        # The variables whose gradients have been compressed, by index. Each has
-        # a residual, which a later step must send.
+        # The indices of variables that have been compressed, so that their
+        # residuals may be nonzero.
         self._ever_compressed: set[int] = set()
         self._is_begun = False
-        # The step at which residuals were loaded, if that was after the
-        # cool-down. The first exchange at or after that step sends all of them.
+        # The step count when nonzero residuals were loaded, if the cool-down
+        # was over by then. The next exchange sends all residuals.
         self._flush_step: int | None = None
         self.momentums: dict[int, keras.Variable] = {}
 
@@ -115,8 +115,8 @@ class Compressor:
         Args:
             optimizer: The optimizer of the variable.
             variable: The variable.
-            momentum: The variable's momentum, which differs between replicas.
-                Defaults to `None`.
+            momentum: The variable's momentum, which may differ between
+                replicas. Defaults to `None`.
             masking: Whether the momentum becomes 0 wherever entries of the
                 residual are sent. If not, a step that sends the whole residual
                 also gives all replicas the mean of their momentums, because
@@ -169,9 +169,9 @@ class Compressor:
     def places(
         self, indices: Sequence[int], sparsity: float | None = 0.0
     ) -> tuple[list[int], list[int]]:
-        """Return the places of compressed variables in `indices`, and the rest.
+        """Return the places in `indices` of compressed and of other variables.
 
-        With a `sparsity` of None, nothing is compressed.
+        With `sparsity=None`, nothing is compressed.
         """
         compressed = [] if sparsity is None else self.compressed
         chosen = [i for i, index in enumerate(indices) if index in compressed]
@@ -186,8 +186,7 @@ class Compressor:
     ) -> list[Gradient]:
         """Prepare for a step; return its gradients, made dense where needed.
 
-        With `sends_all`, the step exchanges all variables, not only
-        `variables`.
+        With `sends_all`, variables without a gradient are exchanged, too.
 
         A sparse gradient is not compressed, and replicas compute the same
         update from it only if they have the same momentum. But compression
@@ -195,10 +194,10 @@ class Compressor:
         variables that have been compressed are made dense.
 
         Raises:
-            ValueError: If a compressed variable has two gradients, or a
-                variable lacks a needed gradient.
+            ValueError: If a compressed variable has two gradients, or lacks a
+                gradient that it needs.
             RuntimeError: If XLA compiles a step that compresses gradients, or
-                if workers disagree on the first step.
+                if workers do not reach the first step together.
         """
         self._begin(optimizer)
         indices = [variable_index(optimizer, v) for v in variables]
@@ -243,20 +242,19 @@ class Compressor:
         """Raise if one of `indices` occurs twice, or a gradient is missing.
 
         With a cool-down, every variable that has been compressed needs a
-        gradient in every step, unless the step exchanges all variables.
+        gradient in every step, unless `is_all`.
 
         Args:
             optimizer: The optimizer of the variables.
             indices: Indices of the variables that a step compresses.
-            is_all: Whether the step exchanges all variables, not only the
-                variables in `indices`.
+            is_all: Whether variables without a gradient are exchanged, too.
         """
         variables = built_variables(optimizer)
         if len(set(indices)) < len(indices):
             twice = variables[max(indices, key=indices.count)]
             raise ValueError(
-                f"`{self._name}` needs one gradient per variable. Received: "
-                f"two gradients of {path_of(twice)}. Pass their sum."
+                f"`{self._name}` needs one gradient per compressed variable. "
+                f"Received: several for {path_of(twice)}. Pass their sum."
             )
         missing = self._ever_compressed.difference(indices)
         has_cool_down = self.schedule.rampdown_begin_step is not None
@@ -297,8 +295,8 @@ class Compressor:
         Args:
             updates: The optimizer's `iterations`.
             gradients: Passed to `function`.
-            function: Traced once per stage of the schedule. It may exchange
-                values and change variables.
+            function: In a graph, traced once per stage of the schedule. It may
+                exchange values and change variables.
             is_due: bool scalar, equal on all replicas. Whether to call
                 `function`. Defaults to `None`, which means True.
         """
@@ -395,8 +393,7 @@ class Compressor:
     def sent_bytes(self, sparsity: float | None) -> dict[int, int]:
         """Return the bytes that a replica sends, by index of the variable.
 
-        For other variables, a replica sends as many bytes as a dense gradient
-        has.
+        Variables that are not in the result are sent as dense gradients.
         """
         sent = self.rows.sent() if self._sends_rows else {}
         if sparsity == 0:

@@ -29,8 +29,8 @@ class GatheredExchange(Exchange):
     @property
     def peer_bytes(self) -> float:
         """The cost of an exchange with one other replica, in bytes."""
-        # Count only half the bytes of a dense sum. They cost less than bytes of
-        # entries, because a dense sum needs no sorting.
+        # Count only half the bytes of a dense sum: unlike shards, it needs no
+        # sorting.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)
@@ -93,12 +93,11 @@ class GatheredExchange(Exchange):
         return Entries(values, positions, size, self.wire.value_dtype)
 
 
-# Shards are used only if they divide the cost by at least this factor.
+# Shards are used only if they divide the cost by more than this factor.
 _LEAST_SAVING = 2
 # The fixed cost of a message to one replica, as a number of bytes. A message
 # takes at least 2.5 ms (measured). A network of 100 Mbit/s carries 32 KiB in
-# this time. `ROUND_BYTES` in message.py, the cost of a whole round, is four
-# times as high.
+# this time.
 _MESSAGE_COST = 1 << 15
 
 
@@ -114,7 +113,7 @@ def choose_exchange(
     replicas, so the cost grows with N. With `ShardedExchange`, a replica sends
     only about K / N entries and then K / N sums to each of them, so the cost
     hardly grows. But shards take two messages instead of one, and only the
-    largest sums are sent. So shards are used only if they at least halve the
+    largest sums are sent. So shards are used only if they more than halve the
     cost of sending to one other replica. In bytes, with M = 32,768 per message,
     this means
 

@@ -18,8 +18,8 @@ from tf_optimizers.kernels import assign, compiled, on_gpu, read
 class Residual:
     """The residual v of a variable: values that a replica has not sent yet.
 
-    Each replica has its own v, or the replicas of a worker share v, and each
-    of them holds an equal fraction of v.
+    Each replica has its own v, unless the replicas of a worker share v. Then
+    each of these replicas has an equal fraction of v.
 
     Args:
         variable: The variable v. Until `allocate` is called or nonzero values
@@ -93,8 +93,8 @@ class Residual:
         """Subtract sent values from v.
 
         The masked variable becomes 0 at the positions of sent values. If values
-        were rounded before they were sent, the rounding errors stay in v. NaN
-        and inf become 0.
+        were rounded before they were sent, the rounding errors stay in v. Where
+        a NaN or inf was sent, v becomes 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # Assign to v after all reads of v, so that TensorFlow needs no copy.
@@ -126,8 +126,8 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # Each device of a worker holds a fraction of v, but a single device sends
-    # the whole entry.
+    # Each device of a worker has a fraction of an entry, but only one device
+    # sends the whole entry.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 

@@ -9,10 +9,10 @@
         └──────────────────── all-gather ────────────────┘
 
 A shard is the part of all variables that one replica sums. A replica sends its
-largest entries of each shard, up to the shard's capacity. So the bytes hardly
-grow with the number of replicas. An entry is removed from the residual and from
-a masked momentum if it fits into its shard, is not rounded to 0, and its sum is
-among the largest. All other entries stay.
+largest entries of each shard, up to the shard's capacity. With more replicas,
+the capacity is smaller, so the bytes hardly grow. An entry is removed from the
+residual and from a masked momentum if it fits into its shard, is not rounded to
+0, and its sum is among the largest. All other entries stay.
 """
 
 import itertools

@@ -3,7 +3,7 @@
 Each of N replicas sums the entries of one shard. Each group of N consecutive
 positions has one position for each shard. Groups are numbered across all
 tensors. In every group, the shards are rotated, so that a regular pattern, such
-as a column of zeros, does not fall into one shard. With 4 shards:
+as a column of a matrix, does not fall into one shard. With 4 shards:
 
     position    0  1  2  3    4  5  6  7    8  9 10 11   12
     group            0             1             2        3
@@ -32,7 +32,7 @@ class Shards(NamedTuple):
 
     Args:
         sizes: Number of elements of each tensor.
-        sums: For each tensor, the number of sums that each shard returns.
+        sums: For each tensor, the number of sums that each shard sends.
         replicas: Number of replicas, N. Each replica sums one shard.
     """
 

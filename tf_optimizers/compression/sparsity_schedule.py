@@ -13,8 +13,7 @@ from tf_optimizers.checks import check_decay_rate, check_integer
 # The warm-up of arXiv:1712.01887.
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # The settings of `DGCMomentum.for_steps`, found by benchmarks/accuracy.py. The
-# stage 0.75 is left out, because it would send most of a run's bytes. So the
-# other stages can be longer.
+# stage 0.75 is left out, because it would send most of a run's bytes.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # In runs with `sync_every=1` that do not reach the stage `NO_DECAY_FROM`, the
 # `residual_decay` of `SparseLoCo` is `SHORT_RUNS_DECAY`.
@@ -31,8 +30,8 @@ OUTER_LEARNING_RATE, ROUNDS_VALUE_DTYPE, STEP_AHEAD = 1.4, "int2", 0.25
 class SparsitySchedule:
     """The sparsity of each step: the fraction of entries that are not sent.
 
-    After a dense start, the sparsity rises in a warm-up. A cool-down at the end
-    is optional.
+    The sparsity rises in a warm-up. A dense start before the warm-up and a
+    cool-down at the end are optional.
 
     With n = len(sparsity), b = rampup_begin_step, r = rampup_step, d =
     rampdown_begin_step and e = rampdown_step, at step s, counted from 0:
@@ -49,7 +48,7 @@ class SparsitySchedule:
     sent. Without d, there is no cool-down.
 
     If replicas exchange only every `sync_every` steps, the last sparsity, 0,
-    lasts for `sync_every` steps, so that one of these steps exchanges.
+    lasts for `sync_every` steps, so that these steps include an exchange.
 
     Args:
         sparsity: Sequence of floats in [0, 1), not decreasing.
@@ -167,7 +166,7 @@ def recommended_schedule(
     Each stage takes 1 / `stages` of the run. Only the last stage is longer: it
     lasts until the cool-down. The schedule omits a sparsity if a whole run at
     this sparsity would send each entry fewer than two times, on average. Such
-    rare updates would be stale. If this omits all, the sparsity is 0.75.
+    rare updates would be stale. If no sparsity remains, the sparsity is 0.75.
     """
     steps = check_integer("steps", steps, 2)
     sparsity = tuple(
@@ -226,8 +225,8 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 def _bits_of_round(shares: np.ndarray) -> np.ndarray:
     """Return an exchange's bits per parameter, for each fraction of entries.
 
-    An int2 value takes 2.5 bits, with its part of the scales. A position takes
-    2 - log2(share) bits. All positions together take at most one bit per
+    An int2 value takes 2.5 bits, including its part of the scales. A position
+    takes 2 - log2(share) bits. All positions together take at most one bit per
     parameter.
     """
     return 2.5 * shares + np.minimum(1, shares * (2 - np.log2(shares)))

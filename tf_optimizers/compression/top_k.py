@@ -1,4 +1,4 @@
-"""Finds the entries of largest magnitude exactly, without sorting them all.
+"""Finds exactly the entries of largest magnitude, without sorting all entries.
 
     values ── sample ── threshold that more than k entries should reach
        │                   │
@@ -23,10 +23,10 @@ from tf_optimizers.codes.positions import position_dtype
 from tf_optimizers.kernels import compiled
 
 # The sample should contain at least about this many of the k largest entries.
-# The number that it contains has a standard deviation of about its own square
-# root. The threshold allows for four standard deviations, so there are rarely
-# fewer than k candidates. If there are, a second search among all entries gives
-# the exact result.
+# The actual number is random; its standard deviation is about the square root
+# of its mean. The threshold allows for four standard deviations, so there are
+# rarely fewer than k candidates. If there are fewer, a second search among all
+# entries gives the exact result.
 _LARGEST_IN_SAMPLE = 128
 _DEVIATIONS = 4
 # The largest distance between samples, before `_stride` adds to it. With a
@@ -84,10 +84,10 @@ def top_k(
 
 
 def _search(values: tf.Tensor, k: int, gpu: bool) -> tf.Tensor:
-    """Return the result of `top_k`, by sorting the maxima of blocks.
+    """Return the result of `top_k`, from the blocks with the largest maxima.
 
-    The k largest entries lie in the k blocks with the largest maxima. Each of
-    these blocks has an entry that no entry of the remaining blocks exceeds.
+    The k largest entries are in k such blocks: each of these blocks has an
+    entry that no entry of the remaining blocks exceeds.
     """
     rows = tf.reshape(
         tf.pad(values, [[0, -values.shape[0] % _BLOCK]]), [-1, _BLOCK]
@@ -142,8 +142,8 @@ def _reaches(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 def _row_maxima(gpu: bool, rows: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude of each row.
 
-    The magnitudes are integers. XLA does not vectorize maxima of integers on a
-    CPU, so they are converted to float64 there. This conversion is exact.
+    Magnitudes are integers. XLA does not vectorize maxima of integers on a CPU,
+    so the magnitudes are converted to float64 there. This conversion is exact.
     """
     magnitudes = magnitude(rows)
     if not gpu:

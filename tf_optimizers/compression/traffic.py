@@ -87,7 +87,7 @@ class SentRows:
         return isinstance(gradient, tf.IndexedSlices) or index in self._bytes
 
     def __contains__(self, index: int) -> bool:
-        """Return whether a variable's gradient is known or expected sparse."""
+        """Return whether a gradient is known or expected to be sparse."""
         return index in self._bytes or index in self._expected
 
     @property
