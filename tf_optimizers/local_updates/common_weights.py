@@ -41,11 +41,10 @@ def _check_saved(model: keras.Model) -> None:
 
 
 class CommonWeights(keras.callbacks.Callback):
-    """Makes weights equal on all replicas before Keras or callbacks read them.
+    """Synchronizes weights after epochs, and before evaluation and prediction.
 
-    This happens after each epoch, and before each evaluation and prediction.
-    Each moving statistic of `BatchNormalization` becomes its mean over
-    replicas.
+    The callback also averages the moving statistics of `BatchNormalization`,
+    unless the strategy itself does so.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -110,7 +109,7 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
 
     A step that was traced before a layer was frozen still changes the layer's
     statistics. Under `SparseMultiWorkerMirroredStrategy`, the list is empty,
-    because the strategy averages all variables that steps assign.
+    because the strategy itself averages the statistics.
     """
     if replicas_of(model.distribute_strategy).averages_statistics:
         return []

@@ -1,4 +1,4 @@
-"""Runs an inner optimizer on each replica, with the replica's gradients."""
+"""Runs an inner optimizer on each replica separately."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ class LocalSteps(InnerSteps):
                 other.assign(first)
 
     def variable_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for variables on the device of the state."""
+        """Return a scope that creates variables where the state is."""
         if self._is_hosted():
             return replica_variables_on(HOST)
         return contextlib.nullcontext()
 
     def tensor_scope(self) -> contextlib.AbstractContextManager:
-        """Return a scope for tensors on the device of the state."""
+        """Return a scope that computes tensors where the state is."""
         if self._is_hosted():
             return tf.device(HOST)
         return contextlib.nullcontext()
@@ -64,7 +64,7 @@ class LocalSteps(InnerSteps):
         """Update this replica's weights.
 
         Args:
-            gradients: This replica's gradients, dense.
+            gradients: The dense gradients of the variables.
             weights: This replica's components of the variables.
             indices: Positions of the variables among all variables.
             updates: The value to assign to the inner optimizer's `iterations`.

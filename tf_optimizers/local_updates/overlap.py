@@ -97,8 +97,8 @@ class OverlappedExchange:
             )
             # This branch must contain no collective. The replicas of a process
             # share a queue, so TensorFlow runs their branches one after
-            # another. The first collective would wait forever for the next
-            # branch.
+            # another. A collective in the first branch would wait forever for
+            # the same collective in the next branch.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(

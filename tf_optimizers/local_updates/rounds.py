@@ -13,7 +13,7 @@ before the local steps. The variable `base` holds these weights, and the
 pseudo-gradient is base - w_i.
 
 With `overlap`, replicas exchange the entries of a round while the next round
-runs. They continue from their own weights, and two variables replace `start`:
+runs. Replicas continue from their own weights. Two variables replace `start`:
 `common` holds the weights that are equal on all replicas, and `base` holds a
 replica's own weights at the start of the round.
 
@@ -90,7 +90,7 @@ class Rounds:
                 for start in self._bases
             ]
         # For each variable, 1 if it has changed since all replicas had equal
-        # weights, else 0. With `overlap`, this may span several rounds. These
+        # weights, else 0. With `overlap`, that may be several rounds ago. These
         # numbers are not saved: after a restart, all variables count as changed
         # until all replicas have equal weights again.
         self._moved = tf.Variable(
@@ -121,9 +121,9 @@ class Rounds:
         stepped: Sequence[tf.Variable],
         unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
-        """If all weights are still equal, keep them, and step ahead.
+        """If all replicas have equal weights, copy the weights, and step ahead.
 
-        In each step, note which variables the step changes.
+        In every step, also record which variables the step changes.
 
         Only variables in `stepped` step ahead, because each of these is
         exchanged when the round ends.
@@ -157,8 +157,9 @@ class Rounds:
     def _may_have_moved(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
         """Return 1 for each variable that may have changed, else 0.
 
-        `moved` says which variables have changed since all replicas had equal
-        weights. After a restart within a round, all variables get a 1.
+        `moved` is 1 for variables that have changed since all replicas had
+        equal weights. After a restart within a round, `moved` is 0, so all
+        variables get a 1.
         """
         is_resumed = (taken > 0) & tf.reduce_all(moved == 0)
         return tf.where(is_resumed, tf.ones_like(moved), moved)
@@ -210,8 +211,8 @@ class Rounds:
     ) -> list[tf.Tensor]:
         """End the round; return this replica's pseudo-gradients.
 
-        A pseudo-gradient is the change of a weight in the round. The common
-        weights are assigned to this replica's weights and base weights.
+        A pseudo-gradient is the change of a weight in the round. Afterwards,
+        this replica's weights and base weights are the common weights.
         """
         starts, bases = self.kept(choice)
         pseudo_gradients = self.moved(weights, choice)

@@ -84,8 +84,8 @@ def check_strategy(
 ) -> None:
     """Raise if an inner optimizer cannot run under a strategy.
 
-    Call this before and after the inner optimizer is built, because a callable
-    in `MultiOptimizer` chooses optimizers during `build`.
+    Call this before the inner optimizer is built, and again afterwards: a
+    callable in `MultiOptimizer` may choose optimizers during `build`.
     """
     count = 0
     if variables:
