@@ -1,4 +1,4 @@
-"""DGCMomentum: momentum SGD that exchanges a thousandth of the gradient."""
+"""DGCMomentum: momentum SGD that exchanges only the largest entries."""
 
 import math
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ from tf_optimizers.kernels import (
 )
 
 _UNSUPPORTED = {
-    "clipvalue": "Use `clipnorm`, which is applied to each replica's gradient.",
-    "global_clipnorm": "Use `clipnorm`, which is applied per variable.",
+    "clipvalue": "Use `clipnorm`, which limits the norm of each gradient.",
+    "global_clipnorm": "Use `clipnorm`, which limits each gradient's norm.",
     "weight_decay": "Use `regularizer=keras.regularizers.L2(...)`.",
 }
 # A saved file has this key if its u and v include the learning rate.
@@ -95,57 +95,62 @@ class DGCMomentum(CompressedOptimizer):
         s >= d + e            none, as before b
 
     With a single stage, the sparsity is sparsity[0] up to s = d + e - 2. While
-    the exchange is dense, `clipnorm` limits the norm of the sum of g_i. Nothing
-    is lost: entries that are not sent accumulate in v_i until they are large
-    enough. The selection is exact. Among equal entries, the first are sent.
-    Zeros are never sent.
+    the exchange is dense, `clipnorm` limits the norm of the sum of g_i. Entries
+    that are not sent accumulate in v_i until they are large enough. Among
+    entries of equal magnitude, the first are selected. Zeros are never
+    selected.
 
     A variable is not compressed if it has fewer than `min_compress_size`
     elements, is a scalar, is not float32, or has sparse gradients (embeddings).
     Such a variable has the same momentum on all replicas, and `clipnorm` limits
     the norm of the sum of g_i.
 
-    `DGCMomentum` runs under any `tf.distribute.Strategy`, and without one.
-    `tfo.SparseMultiWorkerMirroredStrategy` sends all variables together. If
-    this strategy has several workers with several devices each, N is the number
-    of workers: the devices of a worker sum their gradients first, and act as
-    one replica.
+    `DGCMomentum` runs without a strategy, under TensorFlow's mirrored
+    strategies, and under `tfo.SparseMultiWorkerMirroredStrategy`, which sends
+    all variables together. If the latter has several workers with several
+    devices each, N is the number of workers: the devices of a worker sum their
+    gradients first, and act as one replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
     parameter; only u_i if w is small or not float32. The v_i of a large
     embedding takes no memory, and is saved as zeros, unless a dense gradient
-    needs v_i. If N is the number of workers, each of a worker's M devices holds
+    needs v_i. If N is the number of workers, each of a worker's M devices has
     u_i / M and v_i / M. Outside of `strategy.run`, and in checkpoints, u is the
     sum of all u_i, and v is the sum of all v_i.
-    Traffic: for each selected entry, a worker sends a value of `value_dtype`
-    and a position to every other worker. A position takes 12 bits at a sparsity
-    of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or less.
-    Under TensorFlow's own strategies, a position takes 4 bytes. If N times the
-    bytes of the entries exceed twice the bytes of the dense tensor, as they may
-    at the start of the warm-up, the entries are sent as a dense tensor, with
-    the same result.
+    Traffic: for each selected entry, a replica sends a value of `value_dtype`
+    and a position to every other replica. A position takes 12 bits at a
+    sparsity of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or
+    less. Under TensorFlow's own strategies, a position takes 4 bytes. If the
+    entries would take more than 2 / N of the bytes of a dense tensor, as they
+    may at the start of the warm-up, they are sent as a dense tensor, with the
+    same result up to rounding.
     See `communication_summary`.
     Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, each replica
-    can sum a shard, an N-th of every variable, and send the shard's k / N
-    largest sums to all replicas. Entries outside of the sent sums stay in v_i
-    and u_i. The strategy uses shards if they at least halve the traffic,
-    counting 32 KiB for each message. At a sparsity of 99.9 %, this is the case
-    with 5 or more replicas for 100 million parameters, and with 41 or more for
-    20 million.
+    can sum one shard, an equal part of every variable, and send the shard's
+    largest sums to all replicas, about k sums from all shards together. An
+    entry whose sum is not sent stays in v_i. Shards are used if they more than
+    halve the traffic, counting 32 KiB for each message. At a sparsity of
+    99.9 %, this is the case with 5 or more replicas for 100 million parameters,
+    and with 41 or more for 20 million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
-    NaN and inf: a NaN or inf is always sent, and reaches w. With "int4" and
-    "int2", the other values in the same group of 64 are sent in a later step.
+    With `gradient_accumulation_steps` or `loss_scale_factor`, they are made
+    dense first, so their variables may be compressed.
+    NaN and inf: count as the largest entries, and reach w when they are sent.
+    With "int4" and "int2", the finite values in the same group of 64 are sent
+    in a later step.
     Differs from the paper and from
     `paddle.fluid.optimizer.DGCMomentumOptimizer`: k is computed in exact
     decimal arithmetic. The selection is exact, not by a sampled threshold. With
     `nesterov`, the switch from dense to sparse is continuous; Paddle carries
     over a momentum that is too large by a factor of 1 / momentum. `clipnorm`
     applies from the first step; Paddle does not clip large variables before
-    `rampup_begin_step`. If the strategy uses shards, only the k largest sums
-    are applied. A single replica works, with a warning. For Paddle's rule, pass
-    `rate_in_momentum=False`.
-    At sparsity 0 without masking, and while the exchange is dense, the result
-    equals `keras.optimizers.SGD` up to rounding, even with schedules.
+    `rampup_begin_step`. If shards are used, only their largest sums are
+    applied. A single replica works, with a warning. Paddle multiplies entries
+    by the learning rate when they are sent, as with `rate_in_momentum=False`.
+    While the exchange is dense, the result equals that of
+    `keras.optimizers.SGD`, up to rounding. This is also the case at sparsity 0
+    with `momentum_masking=False` and without `clipnorm`. With
+    `rate_in_momentum=False`, it holds only for a constant learning rate.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -161,15 +166,15 @@ class DGCMomentum(CompressedOptimizer):
         nesterov: bool. Whether to use Nesterov's momentum.
             Defaults to `False`.
         regularizer: None or `keras.regularizers.L1`, `L2` or `L1L2`. Its
-            gradient is added to the gradient of each variable without a
-            regularizer. Defaults to `None`.
+            gradient is added to the gradient of each variable that does not
+            have its own regularizer. Defaults to `None`.
         min_compress_size: int >= 1. Variables with fewer elements are exchanged
             densely. Defaults to `16384`.
         momentum_masking: bool. Whether u_i also becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
-            format of sent values; v_i keeps the rounding error. "int4" takes 4
-            bits per value, for a sign and one of eight equally spaced
+            format of sent values; the rounding error stays in v_i. "int4" takes
+            4 bits per value, for a sign and one of eight equally spaced
             magnitudes from 0 to the largest of 64 values, and 2 bytes per 64
             values. "int2" takes 2 bits per value, for a sign and one of two
             magnitudes, and 4 bytes per 64 values. The two magnitudes are the
@@ -194,9 +199,11 @@ class DGCMomentum(CompressedOptimizer):
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is outside its range, or not supported, or if
-            loaded state was saved with a different `rate_in_momentum`.
-        RuntimeError: If a step is compiled by XLA.
+        ValueError: If an argument is outside its range, or not supported; if
+            loaded state was saved with a different `rate_in_momentum`; if a
+            compressed variable has two gradients in a step or, with a
+            cool-down, has none.
+        RuntimeError: If XLA compiles a step.
 
     Example:
         >>> import tf_optimizers as tfo
@@ -261,13 +268,14 @@ class DGCMomentum(CompressedOptimizer):
     ) -> "DGCMomentum":
         """Return an optimizer with recommended settings for a whole run.
 
-        The warm-up is the paper's without its first stage: 0.9375, 0.984375,
-        0.996 and 0.999, each for a sixteenth of the steps. A stage is left out
-        unless steps (1 - sparsity) >= 2, so that a replica can send every entry
-        twice during the run. For example, the stage 0.999 needs 2,000 steps. In
-        a run of fewer than 32 steps, the only stage is 0.75. At the end of the
-        run, the stages are repeated in reverse, and the last step sends all
-        residuals. Values have 4 bits: `value_dtype="int4"`.
+        The stages are the paper's without the first: 0.9375, 0.984375, 0.996
+        and 0.999. Each takes a sixteenth of the steps, except that the last
+        stage lasts until the cool-down. A stage is left out unless
+        steps (1 - sparsity) >= 2, so that a replica can send every entry twice
+        during the run. For example, the stage 0.999 needs 2,000 steps. In a run
+        of fewer than 32 steps, the only stage is 0.75. The run ends with a
+        cool-down, which repeats the earlier stages in reverse. Its last step
+        sends all residuals. Values have 4 bits: `value_dtype="int4"`.
 
         With the stage 0.999, a run of T steps sends as many bytes as
         0.0038 T + 1 dense steps.
@@ -363,7 +371,7 @@ class DGCMomentum(CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
     ) -> None:
-        """Add a worker's gradient to u, and u to v, in one kernel."""
+        """Add a gradient to u, and the resulting change to v, in one kernel."""
         wire = self._compressor.wire
         u = own_component(self._compressor.momentums[index])
         v = self._compressor.own_residual(index)
@@ -371,8 +379,8 @@ class DGCMomentum(CompressedOptimizer):
         # a fraction of the gradient.
         scale = tf.constant(1 / wire.devices, tf.float64)
         if self.clipnorm:
-            # If the workers' gradients have this norm and are orthogonal, the
-            # norm of their sum is `clipnorm`.
+            # If the gradients of all workers have the norm `limit` and are
+            # orthogonal, the norm of their sum is `clipnorm`.
             limit = self.clipnorm / math.sqrt(wire.replicas // wire.devices)
             scale *= clip_factor(norm(gradient), limit)
         add = compiled(_add_to_both, v, self._hyperparameters(index))

@@ -15,7 +15,7 @@ from tf_optimizers.checks import (
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, constant rate, polynomial decay, as in the LANS paper.
+    """Linear warm-up, constant rate and decay, as in the LANS paper.
 
     For update t, counted from 1 (Keras passes `step` = t - 1):
 
@@ -27,10 +27,10 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
                                       ^ power
         after that:                 end_learning_rate
 
-    t counts updates of the weights. The optimizers of this package make one
-    update for every `gradient_accumulation_steps` batches. With Keras's
-    optimizers, which count batches, multiply all step counts by
-    `gradient_accumulation_steps`.
+    With the optimizers of this package, t counts updates of the weights, even
+    if `gradient_accumulation_steps` batches make one update. Keras's own
+    optimizers count batches. With these, multiply `warmup_steps`,
+    `constant_steps` and `decay_steps` by `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.
@@ -93,7 +93,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps
-        # A difference of whole numbers is exact.
+        # Subtract first: in float32, the difference of integers below 2^24 is
+        # exact.
         left = (end - update) / self.decay_steps
         span = self.learning_rate - self.end_learning_rate
         decayed = self.end_learning_rate + span * tf.pow(

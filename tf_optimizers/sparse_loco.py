@@ -1,4 +1,4 @@
-"""SparseLoCo: compresses the updates of any optimizer."""
+"""SparseLoCo: compresses the updates of another optimizer."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ from tf_optimizers.wrapped import note_local_steps
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class SparseLoCo(Wrapper, CompressedOptimizer):
-    """Compresses the updates of any optimizer, for slow networks.
+    """Compresses the updates of another optimizer, for slow networks.
 
     For variable w on N workers, where worker i has its own residual e_i and its
     own state of the inner optimizer:
@@ -54,27 +54,32 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         send the k entries of largest |e_i|; e_i becomes 0 there
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
-    With `step_ahead`, local steps begin from weights that already include a
-    fraction of the worker's unsent updates. After the first gradient of a round
+    The `sync_every` local steps before an exchange are a round. Each replica
+    counts as a worker, unless `tfo.SparseMultiWorkerMirroredStrategy` runs
+    several worker processes. Worker i's gradient is the mean over its part of
+    the batch. If `fit` under this strategy splits a batch unevenly, the mean is
+    weighted by the part's number of rows.
+
+    With `step_ahead`, local steps begin from weights that include a fraction of
+    the worker's unsent updates. After the first gradient of a round
     has been computed at w, worker i sets
 
         w_i <- w - step_ahead N e_i
 
     The round's change of w_i is measured from this value.
 
-    Worker i's gradient is the mean over its part of the batch. k follows
-    `sparsity` as in `DGCMomentum`; before `rampup_begin_step`, all entries are
-    sent. Entries that are not sent accumulate in e_i until they are large
-    enough.
+    k follows `sparsity` as in `DGCMomentum`. Before `rampup_begin_step`,
+    updates are sent uncompressed, and averaged. Entries that are not sent
+    accumulate in e_i until they are large enough.
 
-    A variable's updates are averaged densely if it has fewer than
+    The updates of a variable are not compressed if the variable has fewer than
     `min_compress_size` elements, is a scalar, is not float32, or has sparse
-    gradients (embeddings). For half-precision variables, the inner optimizer
-    updates float32 master weights.
+    gradients (embeddings). For half-precision variables, the inner
+    optimizer updates float32 master weights.
 
-    With `sync_every` > 1, the weights of a model differ between workers except
-    right after a synchronization. In a custom training loop, call `synchronize`
-    before you evaluate or save the model.
+    With `sync_every` > 1, workers have different weights within a round. In a
+    custom training loop, call `synchronize` before you evaluate or save the
+    model.
 
     With `overlap`, workers exchange entries while the next sync_every steps
     run. Worker i has a copy of w, its own weights w_i, and b_i, the value of
@@ -87,34 +92,34 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         b_i <- w_i
         begin to send the k entries of largest |e_i|; e_i becomes 0 there
 
-    As a result, if `residual_decay` is 1, an exchange adds N times worker i's
-    own sent entries to w_i, because w_i already includes these updates. Then it
-    subtracts outer_learning_rate times the sum of all workers' entries. All
-    workers have the same w, bit for bit. `synchronize` waits until all entries
-    have arrived, exchanges once more without overlap, and sets all w_i to w.
+    So the next round starts from w plus worker i's updates that w does not
+    include yet. All workers have the same w, bit for bit. `synchronize` waits
+    until all entries have arrived, exchanges once more without overlap, and
+    sets all w_i to the new w.
 
-    The inner optimizer may be `tfo.Lamb`, `tfo.LANS`, any of Keras's optimizers
-    except `Ftrl` and `ScheduleFreeAdamW`, or, if the process has one replica,
-    `tfo.AdamOffload`. The inner optimizer's learning rate, schedule, weight
-    decay and clipping apply to each worker separately; constraints apply to w.
-    The mean of N noisy steps of `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times
-    shorter than a single step, so start with sqrt(N) times the usual learning
-    rate. `SparseLoCo` runs under the same strategies as `DGCMomentum`.
+    The inner optimizer may be `tfo.Lamb`, `tfo.LANS` or, if each process has
+    one replica, `tfo.AdamOffload`. It may also be any Keras optimizer except
+    `Ftrl`, `ScheduleFreeAdamW` and `LossScaleOptimizer`. Its learning rate,
+    schedule, weight decay and clipping apply to each worker separately.
+    Constraints are applied to the model's weights after every exchange and,
+    with `sync_every` > 1, after every local step. The mean of N noisy steps of
+    `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than a single step,
+    so start with sqrt(N) times the usual learning rate. `SparseLoCo` runs under
+    the same strategies as `DGCMomentum`.
 
-    State: each replica holds e_i, 4 bytes per compressed parameter, and the
-    inner optimizer's state. A step also needs a copy of w, and the update. With
-    `sync_every` > 1, each replica keeps the copy; with `overlap` or
-    `step_ahead`, it also keeps w_i from the start of the round. Outside of
-    `strategy.run`, and in checkpoints, e is the sum of all e_i, and the inner
-    state is the mean over workers. With `tfo.AdamOffload`, all state is on the
-    host, except for master weights of half-precision variables and accumulated
-    gradients.
-    Traffic: as with `DGCMomentum`, but only once every `sync_every` steps;
-    dense for variables with sparse gradients.
+    State: e_i, 4 bytes per compressed parameter, and the inner optimizer's
+    state, on each replica. During a step, the update and a copy of w also take
+    memory. With `sync_every` > 1, the copy stays between steps; `overlap` or
+    `step_ahead` adds a copy of w_i. Outside of `strategy.run`, and in
+    checkpoints, e is the sum of all e_i, and the inner state is the mean over
+    replicas. With `tfo.AdamOffload`, all state is on the host, except for
+    master weights, moving averages and accumulated gradients.
+    Traffic: as with `DGCMomentum`, but only at the end of a round; dense for
+    variables with sparse gradients.
     Sparse gradients: made dense; duplicate rows are summed. With
     `gradient_accumulation_steps` or `loss_scale_factor`, such gradients count
-    as dense.
-    NaN and inf: a NaN or inf is always sent, and reaches w.
+    as dense, so their variables may be compressed.
+    NaN and inf: count as the largest entries, and reach w when they are sent.
     Differs from the paper: by default, workers exchange after every step,
     values have 32 bits, and e_i does not decay; k is per variable, not per
     block.
@@ -122,12 +127,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     Args:
         inner_optimizer: A new `keras.optimizers.Optimizer`. Pass `use_ema`,
             `loss_scale_factor` and `gradient_accumulation_steps` to
-            `SparseLoCo` instead. Not supported: `tfo.DGCMomentum`, which
-            exchanges gradients itself; `LossScaleOptimizer`, which must wrap
-            `SparseLoCo` instead; `Ftrl` and `ScheduleFreeAdamW`, which compute
-            new weights from their own state alone.
-        sync_every: int >= 1. Local steps per exchange. Values above 1 do not
-            support `use_ema`. Defaults to `1`.
+            `SparseLoCo` instead. Not supported: `tfo.DGCMomentum`,
+            `tfo.SparseLoCo` and `tfo.ShardedState`, which exchange gradients
+            themselves; `LossScaleOptimizer`, which must wrap `SparseLoCo`
+            instead; `Ftrl` and `ScheduleFreeAdamW`, which compute new weights
+            from their own state alone.
+        sync_every: int >= 1. Local steps per exchange. Must be 1 with
+            `use_ema`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of
             entries that are not sent, stage by stage. Defaults to `(0.999,)`.
         rampup_begin_step: int >= 0. Steps of dense exchange before compression
@@ -139,13 +145,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
             exchange is dense. All residuals are sent in the last step of the
-            cool-down, or in the next synchronization. Defaults to `1`.
+            cool-down or, if no round ends there, in the next exchange.
+            Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, parts of the updates are lost. Defaults to `1.0`.
-        outer_learning_rate: float > 0. Multiplies the sums of sent entries.
-            Defaults to `1.0`.
+        outer_learning_rate: float > 0. Multiplies the sums of sent entries, and
+            the means of uncompressed updates. Defaults to `1.0`.
         min_compress_size: int >= 1. Updates of variables with fewer elements
-            are averaged densely. Defaults to `16384`.
+            are not compressed. Defaults to `16384`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; see `DGCMomentum`. Defaults to
             `"float32"`.
@@ -153,19 +160,20 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             steps run. Needs `sync_every` > 1 and a
             `tfo.SparseMultiWorkerMirroredStrategy`. Defaults to `False`.
         step_ahead: float in [0, 1]. The fraction of a worker's unsent updates
-            that its weights include when a round begins. Values above 0 need
-            `sync_every` > 1, and do not support `overlap`, where the weights
-            always include all unsent updates. Defaults to `0.0`.
-        **kwargs: `use_ema`, `loss_scale_factor`,
-            `gradient_accumulation_steps`, `name`; see
+            that is applied to its weights when a round begins. Values above 0
+            need `sync_every` > 1 and `overlap=False`. Defaults to `0.0`.
+        **kwargs: `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`; see
             `keras.optimizers.Optimizer`. Pass other arguments to the inner
             optimizer.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is outside its range, or not supported.
-        RuntimeError: If a step is compiled by XLA, or if a model is saved
-            between two synchronizations.
+        ValueError: If an argument is outside its range, or not supported; if a
+            compressed variable has two gradients in a step or, with
+            `sync_every=1` and a cool-down, has none.
+        RuntimeError: If XLA compiles a step, or if a model is saved while its
+            weights differ between workers.
 
     Example:
         >>> import keras
@@ -184,7 +192,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )
-    # `inner_optimizer` must not be an instance of these classes.
+    # Optimizers that exchange gradients themselves: they cannot be inner
+    # optimizers.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
     _overlapped: OverlappedExchange | None = None  # Set if `overlap` is True.
@@ -247,10 +256,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> "SparseLoCo":
         """Return an optimizer with recommended settings for a whole run.
 
-        With `sync_every=1`, the settings are the same as in
-        `DGCMomentum.for_steps`. In runs of fewer than 500 steps,
-        `residual_decay` is 0.7 instead of 1: the inner optimizer does not take
-        the residuals into account, and would move the weights too far.
+        With `sync_every=1`, the settings are those of `DGCMomentum.for_steps`.
+        Also, in runs of fewer than 500 steps, `residual_decay` is 0.7 instead
+        of 1: the inner optimizer does not take the residuals into account, and
+        would otherwise move the weights too far.
 
         With `sync_every` > 1, there is neither warm-up nor cool-down:
 
@@ -260,9 +269,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             step_ahead            0.25, or 0 with `overlap`
 
         Here, s is the fraction of entries with which a replica sends 1,000
-        times fewer bytes than with dense float32 gradients in every step. In a
-        run of fewer than about 3,000 steps, the fraction is larger, so that
-        every entry is sent ten times on average.
+        times fewer bytes than with dense float32 gradients in every step. In
+        short runs, the fraction is raised, to at most 1 / 2, so that every
+        entry is sent ten times on average. With `sync_every=8`, these are runs
+        of fewer than about 3,000 steps.
 
         Args:
             steps: int >= 2. Updates in the run. For `fit`, batches per epoch
@@ -295,7 +305,11 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         var_list: Sequence[Any] | None = None,
         var_names: Sequence[str] | None = None,
     ) -> None:
-        """Exclude variables from the weight decay of the inner optimizer."""
+        """Exclude variables from the weight decay of the inner optimizer.
+
+        `var_list` must not contain half-precision variables: pass their names
+        in `var_names`.
+        """
         sparse_loco_checks.check_excluded(var_list or ())
         super().exclude_from_weight_decay(var_list, var_names)
 
@@ -307,13 +321,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def synchronize(self, statistics: Sequence[Any] = ()) -> None:
         """Give all replicas the same weights, even in the middle of a round.
 
-        Replicas send their largest entries, as after `sync_every` local steps.
-        The next step begins a new round of `sync_every` local steps.
+        If weights differ, replicas send their largest entries, as at the end of
+        a round. The next step begins a new round of `sync_every` local steps.
 
-        `fit`, `evaluate` and `predict` call `synchronize` before weights are
-        read, with the statistics of `BatchNormalization`. In a custom training
-        loop, call `synchronize` on every worker before you evaluate or save a
-        model.
+        With `sync_every` > 1, `fit`, `evaluate` and `predict` call
+        `synchronize` at the end of each epoch, and before each evaluation and
+        prediction. They pass the statistics of `BatchNormalization`, unless the
+        strategy averages these itself. In a custom training loop, call
+        `synchronize` on every worker before you evaluate or save a model.
 
         Args:
             statistics: Variables that replicas update without an optimizer,
@@ -323,6 +338,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
         Raises:
             RuntimeError: If called inside of `strategy.run` or `tf.function`.
+            tf.errors.InvalidArgumentError: If an exchange with `overlap` has
+                failed.
         """
         sparse_loco_checks.check_between_steps()
         with strategy_of(self).scope():
@@ -407,8 +424,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._exclude(weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
-        # Repeat these calls, because a callable in `MultiOptimizer` chooses
-        # optimizers during `build`.
+        # Repeat these calls, because a callable in `MultiOptimizer` may have
+        # chosen optimizers during `build`.
         self._check_strategy(variables)
         self._exclude(weights)
         with self._steps.variable_scope():
@@ -432,8 +449,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         """Take a local step; at the end of a round, exchange pseudo-gradients.
 
-        A pseudo-gradient is w - w_i, the change of a weight in a round.
-        Constraints are applied later, to the synchronized weights.
+        A pseudo-gradient is a weight at the start of the round minus the same
+        weight now. The local step applies no constraints: Keras applies them
+        after this method.
         """
         compressor, rounds = self._compressor, self._rounds
         gradients = compressor.prepare(
@@ -462,7 +480,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         """Take a step, undo it, and exchange the changes of weights."""
         place = self._steps.tensor_scope
-        # A variable with two gradients takes two steps, but is sent only once.
+        # A variable with two gradients is updated twice, but exchanged once.
         variables, weights = distinct(variables), distinct(weights)
         with place():
             before = [weight.read_value() for weight in weights]
@@ -484,7 +502,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         """Exchange the changes of weights in a round, if the round is over.
 
         Args:
-            rounds: The rounds, with the weights at the start of this round.
+            rounds: This optimizer's rounds.
             due: Sets of variables, each with a bool tensor: whether to exchange
                 the set now. None means True. At most one set is exchanged.
             stepped: The variables of the step that ends the round; empty if
@@ -501,7 +519,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             weights = self._weights(variables)
             moved = rounds.end(weights, choice)
             store_weights(variables, weights)
-            # Until it is known which gradients are sparse, send all entries.
+            # Do not compress until it is known which gradients are sparse.
             self._send_moved(variables, sparsity if is_known else None, moved)
             rounds.constrain(stepped, choice)
 
@@ -518,7 +536,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add a weight's change over the round to its residual."""
+        """Add the change of a weight in the round to the weight's residual."""
         del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
@@ -549,8 +567,9 @@ def sparse_loco(
 ) -> tf.Tensor:
     """Return the new residual e_i of `SparseLoCo`, or a device's part of it.
 
-    `moved` is w - w_i, and `copies` is N. If each of a worker's M devices holds
-    e_i / M, `moved` is the sum of w - w_i over these devices, and `copies` is
-    M^2 N: M for the mean, M for the device's part, and N for the workers.
+    `moved` is w_i at the start of the round minus w_i now, and `copies` is N.
+    If each of a worker's M devices holds e_i / M, `moved` is the sum of these
+    differences over the devices, and `copies` is M^2 N: M for the mean, M for
+    the device's part, and N for the workers.
     """
     return scalar(residual_decay, residual) * residual + moved / copies
