@@ -144,9 +144,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             First step of the cool-down, which runs the stages in reverse.
             Defaults to `None`.
         rampdown_step: int >= 1. Steps of the cool-down, after which the
-            exchange is dense. All residuals are sent in the last step of the
-            cool-down or, if no round ends there, in the next exchange.
-            Defaults to `1`.
+            exchange is dense. The residuals of all trainable variables are sent
+            in the last step of the cool-down or, if no round ends there, in the
+            next exchange. Defaults to `1`.
         residual_decay: float in [0, 1]. Multiplies e_i in every exchange. Below
             1, parts of the updates are lost. Defaults to `1.0`.
         outer_learning_rate: float > 0. Multiplies the sums of sent entries, and
