@@ -40,11 +40,12 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._placement = placement
-        # The keys of the variables that the last traced step updates.
+        # The keys of the variables that had gradients in the last call of
+        # `apply`.
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Record the variables that the current step updates."""
+        """Record which variables have gradients in this step."""
         self._stepped = frozenset(
             variable_key(self._optimizer, variable)
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -85,7 +86,7 @@ class Averages:
                 lambda: None,
             )
 
-        # Callbacks call this method outside of the strategy's scope.
+        # Callbacks may call this method outside of the strategy's scope.
         with strategy_of(self._optimizer).scope():
             self._placement.once("first average", start)
 
@@ -113,7 +114,7 @@ class Averages:
             if (key := variable_key(optimizer, variable)) in listed
             or (key in self._stepped and not variable.trainable)
         ]
-        # Keras calls this method outside of the strategy's scope.
+        # Keras may call this method outside of the strategy's scope.
         with strategy_of(optimizer).scope():
             self._assign(moved)
 

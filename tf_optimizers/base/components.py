@@ -61,7 +61,7 @@ class OnReplicas:
         return contextlib.nullcontext()
 
     def once(self, key: str, function: Callable) -> Any:
-        """Call `function`; see `OnHost.once`, which needs the key."""
+        """Return `function()`. Only `OnHost.once` uses the key."""
         return function()
 
 
@@ -98,10 +98,10 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the mean gradients over the accumulated calls and this call.
+        """Return each variable's mean gradient over this and earlier calls.
 
-        If a variable has several gradients in this call, the accumulated sum
-        is added only to the first of these gradients.
+        If a variable has several gradients in this call, the accumulated sum is
+        added only to the first of these gradients.
         """
         means, seen = [], set()
         with self._placement.scope():

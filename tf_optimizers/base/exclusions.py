@@ -1,17 +1,16 @@
 """Excludes variables from weight decay, and finds them again after loading.
 
-Loading a model changes the paths of its variables: the model's name is dropped,
-and layers that the user did not name get new numbers. For example, the paths in
-the first line become the paths in the second line:
+Loading a model may change the paths of its variables. Before version 3.16,
+Keras drops the model's name, so `sequential/dense/kernel` becomes
+`dense/kernel`. A subclassed model creates its layers again, so layers that the
+user did not name get other numbers: `dense_1` may become `dense_3`.
 
-    sequential/dense/kernel, sequential/dense_1/kernel
-    dense/kernel, dense_1/kernel
-
-Loading keeps the order of the variables, the last part of each path, and the
-shapes. So the config of a built optimizer holds the positions of the excluded
-variables. To detect a different model, the config also holds the shape and the
-last part of the path of every variable. Before the optimizer is built, the
-config holds the paths and shapes of the variables that the user passed to
+Loading does not change the order of the variables, their shapes or, apart from
+a number at the end, the last parts of their paths. So the config of a built
+optimizer contains the positions of the excluded variables. To detect a
+different model, the config also contains the shape and the last part of the
+path of every variable. Before the optimizer is built, the config contains the
+paths and shapes of the variables that the user passed to
 `exclude_from_weight_decay()`.
 """
 
@@ -89,7 +88,7 @@ class Excluded:
 
 @dataclasses.dataclass(frozen=True)
 class Exclusions:
-    """The exclusions from weight decay that a user asks for.
+    """The exclusions from weight decay that a user has specified.
 
     Args:
         patterns: None or regular expressions, matched anywhere in
@@ -177,15 +176,15 @@ class Exclusions:
     ) -> set[int]:
         """Return the positions of variables that match patterns.
 
-        Loading a model changes paths. So if the patterns and variables are
+        Loading a model may change paths. So if the patterns and variables are
         those of the saved config, return the positions in the config.
         """
         saved_patterns, found = self.saved.get(purpose, (None, ()))
         if saved_patterns == list(patterns) and self._was_saved_with(variables):
             return set(found)
         paths = list(map(path_of, variables))
-        # Loading drops the model's name, so a pattern may match a path with or
-        # without this name.
+        # Loading may drop the model's name, so a pattern may match a path with
+        # or without this name.
         pairs = list(zip(paths, _without_model(paths), strict=True))
         return {
             i

@@ -18,7 +18,10 @@ from tf_optimizers.kernels import (
 
 
 def as_gradient(value: Any) -> Gradient | None:
-    """Convert the arrays of a gradient to tensors; keep None."""
+    """Convert an array, or the arrays of `IndexedSlices`, to tensors.
+
+    None is returned as None.
+    """
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -33,10 +36,9 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. The results are on the current device. In `apply`, this
-    is the replica's device, where TensorFlow's reduction expects gradients:
-    before this call, a gradient that is an argument of a `tf.function` has no
-    device.
+    `tf.IndexedSlices`. The results are on the current device. TensorFlow's
+    reduction expects each gradient on its replica's device, but a gradient that
+    is an argument of a `tf.function` has no device.
     """
     return [
         None
@@ -62,9 +64,9 @@ def _shaped(gradient: Gradient, variable: Any) -> Gradient:
 def densify(
     gradients: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> list[tf.Tensor | None]:
-    """Make gradients dense, with their variables' static shapes; keep None.
+    """Make gradients dense, with their variables' static shapes.
 
-    Duplicate rows of `tf.IndexedSlices` are summed.
+    Duplicate rows of `tf.IndexedSlices` are summed. None is returned as None.
     """
     return [
         None if gradient is None else as_dense(gradient, variable)

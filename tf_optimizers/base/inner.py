@@ -91,10 +91,9 @@ class Wrapper(Optimizer):
     def _exclude(self, weights: Sequence[Any]) -> None:
         """Exclude variables from the inner optimizer's weight decay.
 
-        Call this method before the inner optimizer is built. Call it again
-        afterwards if a callable in `MultiOptimizer` may have chosen optimizers
-        in `build`. `weights` are the variables that the inner optimizer
-        updates.
+        `weights` are the variables that the inner optimizer updates. Call this
+        method before the inner optimizer is built. If a `MultiOptimizer` may
+        create optimizers in `build`, call this method again afterwards.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if chosen:
@@ -107,7 +106,7 @@ class Wrapper(Optimizer):
             adopt(each, variables)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the constructor's arguments, and the exclusions."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         excluded = self._exclusions.config(self._excluded)
         names = excluded.pop("exclude_from_weight_decay")

@@ -47,7 +47,7 @@ from tf_optimizers.replicas import check_in_run, replicas_of
 
 @with_hooks
 class Optimizer(keras.optimizers.Optimizer):
-    """A Keras optimizer that exchanges gradients, and keeps full precision.
+    """A Keras optimizer for several replicas and half-precision weights.
 
     In `apply`, a replica's gradients pass through these stages:
 
@@ -58,20 +58,20 @@ class Optimizer(keras.optimizers.Optimizer):
                  ─ averages ─ (Keras: constrain)
 
     `_sum_and_clip` sums gradients over all replicas, makes the sums dense and
-    clips them, so that N replicas compute the same as one replica on the same
-    global batch. Subclasses override stages:
+    clips the sums. Several optimizers override stages:
 
-        Lamb, LANS    `_step_at`, which `_step` calls: on a GPU, many variables
-                      are updated at a time
+        Lamb, LANS    `_step_at`, which `_step` calls: on a GPU, variables of
+                      the same shape are updated together
         DGCMomentum   `_update`, which clips compressed gradients before the
                       exchange, and other gradients after it
-        AdamOffload   `_accumulate`, which sums gradients first, because one
-                      accumulator serves all replicas; `_step`, which clips and
-                      steps once per worker, on the host, and sends the changes
+        AdamOffload   `_accumulate`, which first sums gradients over replicas,
+                      because one accumulator serves all replicas; `_step`,
+                      which clips and steps once per worker, on the host, and
+                      sends the changes
 
     Float16 and bfloat16 variables have float32 state and float32 master
-    weights. `_placement` holds averages and accumulators: on every replica or,
-    once per worker, on the host.
+    weights. Averages and accumulators are where `_placement` puts them: on
+    every replica or, once per worker, on the host.
 
     An optimizer that decays weights in its own formula sets `_exclusions`. The
     decoupled decay of `keras.optimizers.Optimizer` is never applied.
@@ -96,8 +96,8 @@ class Optimizer(keras.optimizers.Optimizer):
         """Create master weights and averages, and find excluded variables.
 
         Patterns are matched here, not in `update_step`: under a strategy,
-        `update_step` gets variables without a path, and loading a model changes
-        paths.
+        `update_step` gets variables without a path, and loading a model may
+        change paths.
 
         Raises:
             TypeError: If the dtype of a variable is not supported.
@@ -169,6 +169,9 @@ class Optimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Update each variable with its gradient, in replica context.
 
+        With `gradient_accumulation_steps`, most calls only add the gradients to
+        accumulators.
+
         Args:
             grads: For each variable, a tensor or `tf.IndexedSlices` of the
                 variable's shape, or None if the loss does not depend on the
@@ -184,8 +187,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 has changed.
             TypeError: If a gradient does not have a floating-point dtype, or if
                 the dtype of a variable is not supported.
-            RuntimeError: If there are several replicas, and the call is outside
-                of `strategy.run`.
+            RuntimeError: If the call is outside of `strategy.run`, either with
+                several replicas or in the strategy's scope.
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
@@ -216,14 +219,14 @@ class Optimizer(keras.optimizers.Optimizer):
         """Cast gradients to the state's dtype, before Keras unscales them."""
         gradients = in_state_dtype(gradients, variables)
         if self.loss_scale_factor or self.gradient_accumulation_steps:
-            # Keras can neither divide nor add `tf.IndexedSlices`.
+            # `tf.IndexedSlices` can neither be divided nor added.
             gradients = densify(gradients, variables)
         return gradients
 
     def _accumulate(
         self, gradients: list[Gradient], variables: list[Any]
     ) -> None:
-        """Accumulate this replica's gradients, or update the variables."""
+        """Add gradients to the accumulators, or update the variables."""
         variables = [backend_variable(variable) for variable in variables]
         if not self.gradient_accumulation_steps:
             self._update(gradients, variables)
@@ -254,7 +257,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Update the variables at the current learning rate."""
+        """Update the variables with the current learning rate."""
         rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
@@ -264,7 +267,7 @@ class Optimizer(keras.optimizers.Optimizer):
         gradients: list[Gradient],
         variables: list[tf.Variable],
     ) -> None:
-        """Call `update_step` for each component, and update the averages."""
+        """Call `update_step` for each variable, and update the averages."""
 
         def step(
             variable: tf.Variable, gradient: Gradient, rate: tf.Tensor

@@ -45,11 +45,11 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
 def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Return a master weight, updated where its variable has changed.
 
-    A master weight is the float32 copy of a half-precision variable, and rounds
-    to the variable's `value`. If an element does not, then the variable has
-    changed since the last step (for example by `set_weights`, a constraint or a
-    restored checkpoint), or this is the first step. The result has the
-    variable's value there.
+    A master weight is the float32 copy of a half-precision variable. After a
+    step, each element rounds to the variable's `value`. If an element no longer
+    does, the variable has changed since then, for example by `set_weights`, a
+    constraint or a restored checkpoint. The result has the new value there.
+    In the first step, the master weight is 0, so the result is `value`.
     """
     # Compare bits: XLA may remove a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)

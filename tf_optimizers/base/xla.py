@@ -17,7 +17,6 @@ def keep_out_of_xla() -> None:
 
 
 def _cannot_use_xla(model: keras.Model) -> bool:
-    """Return whether a model has an optimizer that cannot run under XLA."""
     return not all(
         getattr(each, "_supports_jit", True) for each in every_optimizer(model)
     )
