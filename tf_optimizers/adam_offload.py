@@ -91,9 +91,9 @@ class AdamOffload(HostOptimizer):
     MindSpore decays excluded variables in parameter groups; float64,
     half-precision and scalar variables are accepted.
     Differs from `keras.optimizers.Adam`: weight decay is L2, added to the
-    gradient; bias corrections keep full precision; gradients are summed over
-    replicas before they are clipped; state is float32; `epsilon` has a
-    different default.
+    gradient; bias corrections are computed in full precision; gradients are
+    summed over replicas before they are clipped; the state of half-precision
+    variables is float32; `epsilon` has a different default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -167,8 +167,8 @@ class AdamOffload(HostOptimizer):
     def memory_summary(self) -> Summary:
         """Return the bytes of weights and state, compared with Keras's Adam.
 
-        The bytes are sums over all replicas in this worker process. Scalars,
-        such as step counts, are not included.
+        The bytes are sums over all replicas in this worker process. The step
+        count and the learning rate are not included.
 
         Returns:
             A dict {optimizer: {"device" or "host": {kind: bytes}}}. The keys
@@ -317,8 +317,8 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the change to subtract from the weight, the new m, and the new v.
 
-    `size` is a of the formula in `AdamOffload`; see `step_size`. `weight` is
-    needed only for weight decay.
+    `size` is the a in the formula of `AdamOffload`; see `step_size`. `weight`
+    is needed only for weight decay.
     """
     betas, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay is not None:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# The smallest normal float32. Kernels flush smaller numbers to zero.
+# The smallest normal float32. Kernels may flush smaller numbers to zero.
 TINY = float(np.finfo(np.float32).tiny)
 _LARGEST = float(np.finfo(np.float32).max)
 

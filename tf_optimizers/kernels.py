@@ -1,10 +1,9 @@
 """Compiles functions once per shape, and computes norms, sums and moments.
 
-Norms do not overflow, underflow, or lose digits: elements are squared and
-summed in float64, so the norm of finite float32 elements is finite and as
-accurate as float32 allows. In float32, the square of 1e-25 is 0, the square of
-1e20 is inf, and XLA's sum of 20 million equal squares has a relative error
-above 1e-4.
+Norms of float32 tensors do not overflow, underflow or lose digits, because
+elements are squared and summed in float64. In float32, the square of 1e-25 is
+0, the square of 1e20 is inf, and XLA's sum of 20 million equal squares has a
+relative error above 1e-4.
 """
 
 import functools
@@ -23,9 +22,9 @@ def compiled(
     """Return a function of tensors that calls `function` in a `tf.function`.
 
     All optimizers share one `tf.function` per signature. Floats are not part of
-    the signature, so a sweep of hyperparameters compiles `function` only once.
-    Each shape has a separate `tf.function`: TensorFlow would warn about a
-    `tf.function` that is traced for many shapes.
+    the signature, so `function` is not compiled again for each value of a
+    hyperparameter. Each shape has a separate `tf.function`: TensorFlow would
+    warn about a `tf.function` that is traced for many shapes.
 
     Pass the handles of variables; `function` calls `read` and `assign` with
     them. A `tf.function` that was called with a variable itself fails for all
@@ -68,8 +67,8 @@ def _cached_function(
 ) -> Callable:
     """Return a `tf.function` that calls `function` with `constants`.
 
-    `float` in `constants` stands for a number. If it occurs, the first argument
-    of the `tf.function` is a vector of these numbers.
+    Each `float` in `constants` is a placeholder for a number. If there are any,
+    the first argument of the `tf.function` is a vector of these numbers.
     """
     # TensorFlow warns if one Python function has many traces. All functions
     # from the same nested `def` would count as one function, but each `partial`
@@ -116,8 +115,8 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-# The largest number of elements in a block of `norms`. The sums of a block stay
-# in the cache, and a block is enough work for all threads.
+# The largest number of elements in a block of `norms`. The sums of a block fit
+# into the cache, and a block is enough work for all threads.
 _BLOCK = 1 << 20
 # XLA adds _ROWS vectors of _LANES elements with vector instructions, in an
 # unrolled loop.
@@ -126,8 +125,8 @@ _ROWS = 8
 # For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
 # `scaling` splits a smaller scalar into this factor and a second factor,
-# because float32 may not hold the scalar. Multiplying by a power of two is
-# exact.
+# because the scalar may underflow in float32. Multiplying by a power of two is
+# exact, unless the product underflows.
 _TINY = 2.0**-100
 
 
@@ -218,10 +217,10 @@ def sum_rows(
 ) -> tf.Tensor:
     """Return the sum of each row's values, [count, ...].
 
-    The sums are the same on all replicas, bit for bit, because the order of the
-    additions depends only on `rows`. On a GPU, scatters and
-    `unsorted_segment_sum` add the values of a row in any order, so replicas
-    would diverge.
+    If all replicas call this function with the same arguments, they get the
+    same sums, bit for bit, because the order of the additions depends only on
+    `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values of a
+    row in any order, so replicas would diverge.
 
     Args:
         values: [n, ...].
@@ -258,7 +257,8 @@ def _add_blocks(
     first = tf.constant(0, tf.int64)
     sums = tf.while_loop(lambda i, _: i < count, add, (first, sums))[1]
     # Without `stop_gradient`, TensorFlow would differentiate the loop if a tape
-    # records the optimizer's step. XLA cannot compile the gradient of a loop.
+    # records the optimizer's step. XLA cannot compile the gradient of this
+    # loop.
     return tf.stop_gradient(sums)
 
 

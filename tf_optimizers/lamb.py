@@ -39,13 +39,13 @@ class Lamb(LayerwiseOptimizer):
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
     summed. The update is dense.
     NaN and inf: a NaN or inf in the gradient makes the variable not finite.
-    Differs from the paper: only in the bounds of phi.
+    Differs from the paper: the trust ratio is 1 if phi(|w|) or |u| is 0.
     Differs from `paddle.optimizer.Lamb`: the trust ratio also applies with
     `weight_decay=0`, as in Paddle up to 2.5. To turn the trust ratio off, pass
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
-    ratio; gradients are summed over replicas before they are clipped; state is
-    float32; `epsilon` has a different default.
+    ratio; gradients are summed over replicas before they are clipped; the state
+    of half-precision variables is float32; `epsilon` has a different default.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -101,8 +101,8 @@ def lamb_step(
 ) -> None:
     """Update w, m and v in place, inside an XLA kernel.
 
-    The norms need whole tensors, so u is computed twice: once for its norm and
-    once for the update. Storing u would take longer.
+    If the variable has a trust ratio, u is computed twice: once for its norm,
+    and once for the update. Storing u would take longer.
 
     Args:
         gpu: Whether the kernel runs on a GPU.

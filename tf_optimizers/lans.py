@@ -57,11 +57,12 @@ class LANS(LayerwiseOptimizer):
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
     summed. The update is dense.
     NaN and inf: a NaN or inf in the gradient makes the variable not finite.
-    Differs from the paper: only in clipping g~ and in the bounds of phi.
-    Differs from `mxnet.optimizer.LANS`: an all-zero gradient leaves g~ at 0
-    instead of turning weights and state into NaN; tiny and huge gradients
-    neither underflow nor overflow. Otherwise, a step has the same result as
-    MXNet's fused implementation.
+    Differs from the paper: g~ can be clipped; phi can have bounds; norms of 0
+    are handled as described above.
+    Differs from `mxnet.optimizer.LANS`: if all elements of g are 0, g~ is 0,
+    while MXNet's weights and state become NaN; gradients of 1e-25 or 1e20
+    neither underflow nor overflow. Otherwise, the step is that of MXNet's fused
+    implementation.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -195,8 +196,8 @@ def normalized(
     With a limit, the function also clips elements to [-limit, limit]. If the
     norm is less than `TINY`, the function returns 0.
     """
-    # The inverse of a subnormal float32 norm can overflow. NaN is not less than
-    # `TINY`, so a NaN norm gives NaN.
+    # In float32, the inverse of a subnormal norm can overflow. NaN is not less
+    # than `TINY`, so a NaN norm gives NaN.
     inverse = tf.where(norm < TINY, tf.zeros_like(norm), 1.0 / norm)
     scale = scaling(inverse)
     if limit is None:
@@ -233,5 +234,5 @@ def _along_momentum(
     v: tf.Tensor,
     corrections: Corrections,
 ) -> tf.Tensor:
-    """Return direction a of the formula in `LANS`, which needs no g~."""
+    """Return direction a of the formula in `LANS`; this needs no g~."""
     return lans(hyperparameters, weight, m, m, v, corrections)[0]

@@ -272,7 +272,7 @@ class ReplicaGroup:
     ) -> None:
         """Raise unless all workers have the same optimizer and variables.
 
-        Only the first call with an optimizer compares anything.
+        Later calls with the same optimizer do nothing.
         """
         warn_if_alone()
 
@@ -319,7 +319,10 @@ def replicas_of(
 
 
 def check_in_run(strategy: tf.distribute.Strategy) -> None:
-    """Raise outside of `strategy.run`, unless `strategy` has one replica."""
+    """Raise if a call of `apply` is outside of `strategy.run`.
+
+    With one replica, the call is an error only in a strategy's scope.
+    """
     context = tf.distribute.get_replica_context()
     replicas = strategy.num_replicas_in_sync
     if context is None or context.num_replicas_in_sync < replicas:

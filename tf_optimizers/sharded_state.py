@@ -54,8 +54,8 @@ from tf_optimizers.wrapped import is_wrapper
 class ShardedState(Wrapper):
     """Distributes the state of any optimizer among all replicas (ZeRO-1).
 
-    Each variable w has one owner among N replicas. Only the owner has the state
-    s of w, and updates w:
+    Each variable w (or, if w is split, each range of its rows) has one owner
+    among N replicas. Only the owner has the state s of w, and updates w:
 
         g    <- sum over replicas of their gradients, at the owner of w
         w, s <- inner step(w, s, g), at the owner of w
@@ -70,14 +70,15 @@ class ShardedState(Wrapper):
 
     Gradients are clipped after they are summed; `global_clipnorm` limits the
     norm over all owners. Weight decay, schedules, `loss_scale_factor` and
-    constraints work as in the inner optimizer. `use_ema` keeps averages at the
-    owners. With `gradient_accumulation_steps`, each replica accumulates its own
-    gradients, 4 bytes per parameter, and exchanges them once per update.
+    constraints work as in the inner optimizer. With `use_ema`, the averages are
+    at the owners. With `gradient_accumulation_steps`, each replica accumulates
+    its own gradients, 4 bytes per float32 parameter, and exchanges them once
+    per update.
     `ShardedState` runs under `MirroredStrategy` and
     `tfo.SparseMultiWorkerMirroredStrategy`.
 
     State: on each replica, the inner optimizer's state for about 1 / N of the
-    parameters. If variables are not split, one replica holds at least the state
+    parameters. If variables are not split, one replica has at least the state
     of the largest variable. Outside of steps, and in files, the state is whole,
     as the inner optimizer alone would save it. Reading the whole state takes an
     exchange, so all workers must save together.
@@ -86,8 +87,8 @@ class ShardedState(Wrapper):
     the same number of bytes, both together move as many bytes as a dense
     all-reduce. `global_clipnorm` takes one more round trip, as does `clipnorm`
     if variables are split.
-    Sparse gradients: made dense if there are several replicas; duplicate rows
-    are summed.
+    Sparse gradients: made dense if there are several replicas, otherwise as
+    with the inner optimizer; duplicate rows are summed.
     NaN and inf: as with the inner optimizer.
 
     Args:
@@ -124,8 +125,8 @@ class ShardedState(Wrapper):
     ) -> None:
         _check_inner(inner_optimizer)
         super().__init__(inner_optimizer, name=name)
-        # Keras divides gradients by this factor before the exchange. The inner
-        # optimizer's steps ignore the inner factor.
+        # Keras divides gradients by this factor before the exchange. So the
+        # inner optimizer must not divide them again.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
         self._averages, self._ema = None, InnerAverages(inner_optimizer)
@@ -214,7 +215,11 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Cast gradients for our own optimizers; densify if Keras unscales."""
+        """Cast gradients if the inner optimizer is a subclass of `Optimizer`.
+
+        If Keras will divide the gradients by `loss_scale_factor`, also make
+        them dense.
+        """
         if isinstance(self.inner_optimizer, Optimizer):
             return super()._cast(gradients, variables)
         if self.loss_scale_factor:  # Keras cannot divide `IndexedSlices`.
@@ -256,13 +261,15 @@ class ShardedState(Wrapper):
         own_component(raw_iterations(inner)).assign(count + 1)
 
     def memory_summary(self) -> dict[str, Any]:
-        """Return how many bytes of the state each replica holds.
+        """Return how many bytes of the state each replica stores.
 
         Returns:
-            A dict of `"owned"`, for each replica the bytes that only this
-            replica holds; `"shared"`, the bytes that every replica holds;
-            and `"whole"`, the bytes that each replica would hold without
-            `ShardedState`. The dict is the same on all workers.
+            A dict with three keys. `"owned"` is a list of bytes: for each
+            replica, those that only this replica stores. `"shared"` is the
+            number of bytes that every replica stores. `"whole"` is the number
+            of bytes that each replica would store without `ShardedState`. With
+            one replica, all bytes are shared. The dict is the same on all
+            workers.
 
         Raises:
             RuntimeError: If the optimizer is not built.

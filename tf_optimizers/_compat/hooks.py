@@ -147,7 +147,7 @@ def insert_callback(
 def check_swaps(check: Callable[[keras.Model], None]) -> None:
     """Permanently make Keras call `check(model)` if `SwapEMAWeights` is used.
 
-    The check runs before the first step of `fit`. If Keras has no
+    The check runs before the first step. If Keras has no
     `CallbackList.set_model`, nothing is replaced, and only the swap of weights
     raises an error.
     """
@@ -235,8 +235,8 @@ def agree_on_overflow(strategy: tf.distribute.Strategy) -> None:
     Keras (3.15) tests whether gradients are finite before the replicas sum
     them. Under strategies with merge calls, such as `MirroredStrategy`, Keras
     tests only the first replica's gradients. Under other strategies, each
-    replica tests only its own gradients. Its step then runs inside a `tf.cond`,
-    where a step cannot assign to `iterations`.
+    replica tests only its own gradients, and runs its step inside a `tf.cond`,
+    where `iterations` cannot be assigned.
 
     Keras creates the `LossScaleOptimizer` itself, in `compile`, and would not
     use a subclass. So this function replaces a method of the class. Under a
@@ -280,8 +280,8 @@ def _apply_together(
         total = extended.reduce_to(tf.distribute.ReduceOp.SUM, every, every)
         keras.ops.cond(
             strategy.experimental_local_results(total)[0] == 0,
-            # Branch once for all replicas, so that they can exchange values and
-            # assign to variables inside the branch.
+            # Use one branch for all replicas, so that they can exchange values
+            # and assign to variables inside it.
             lambda: extended.call_for_each_replica(
                 optimizer._stateful_handle_finite_grads,
                 args=(grads, variables),

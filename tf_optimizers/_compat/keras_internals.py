@@ -110,7 +110,7 @@ HOOKS = {
 
 
 def unchanged_in_cond(error: Exception) -> Exception:
-    """Mark an error, so that `keras.ops.cond` keeps its message; return it.
+    """Mark an error, so that `keras.ops.cond` does not change its message.
 
     Dynamic loss scaling runs the step inside `keras.ops.cond`. Without the
     mark, Keras would add "Exception encountered when calling Cond.call()" and a
@@ -152,8 +152,9 @@ def variable_key(optimizer: Any, variable: Any) -> str:
 def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from a Keras optimizer's weight decay.
 
-    The optimizer may already be built. Then Keras's own method raises from
-    Keras 3.16 on, because `build` has recorded which variables decay.
+    The optimizer may already be built. From Keras 3.16 on, Keras's own method
+    would then raise an error, because `build` has recorded which variables
+    decay.
     """
     recorded = getattr(optimizer, "_weight_decay_by_var_key", None)
     if not optimizer.built or recorded is None:
@@ -209,7 +210,7 @@ def accumulator(optimizer: Any, variable: Any) -> tf.Variable:
 
 
 def average(optimizer: Any, variable: Any) -> tf.Variable | None:
-    """Return the moving average that `use_ema` keeps of a variable.
+    """Return the moving average (`use_ema`) of a variable.
 
     Returns None if gradients overwrite the variable (a float8 scale).
     """
@@ -262,8 +263,7 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
-    # Without a strategy, Keras itself creates these variables only when it
-    # traces the first step.
+    # Without a strategy, Keras creates these variables only in the first step.
     own = model.distribute_strategy.experimental_local_results
     batch = tf.nest.map_structure(
         lambda value: _value_or_none(own(value)[0]), batch

@@ -16,14 +16,14 @@ from tf_optimizers._compat.tensorflow_internals import LazyZeros, plain_variable
 RowRange: TypeAlias = slice | EllipsisType
 
 
-# The base class, which reduces the components when it is read, has no public
-# name.
+# The base class has no public name. When its variables are read, their
+# components are reduced.
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
     Outside of `strategy.run`, every worker reads the whole value: a sum over
     replicas, to which each replica adds zeros for the rows that it does not
-    own. When a value is assigned or restored, each replica keeps only its own
+    own. When a value is assigned or restored, each replica stores only its own
     rows.
 
     Attributes:
@@ -143,7 +143,7 @@ def owns_rows(component: tf.Variable) -> bool:
 
 
 class _UnownedState:
-    """Stands for state that another replica owns; any use raises an error."""
+    """Replaces state that another replica owns; any use raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(

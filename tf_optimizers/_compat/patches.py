@@ -3,7 +3,7 @@
 Other code in the process calls these functions, too. So a function is replaced
 only when a feature that needs the replacement is first used. For code that does
 not use the feature, the replacement behaves like the original, with one
-exception: in a training with several workers, every `Dataset.shuffle` without a
+exception: if several workers train together, every `Dataset.shuffle` without a
 seed gets one, unless the user has seeded TensorFlow. Replacements last until
 the process ends.
 """
@@ -203,7 +203,8 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # `LossScaleOptimizer._tf_apply`, listed above, also needs this.
+            # `LossScaleOptimizer._tf_apply`, listed above, is also replaced for
+            # this reason.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
             f"{_OPTIMIZERS}.Optimizer.scale_loss",

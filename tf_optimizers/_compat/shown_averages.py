@@ -45,15 +45,15 @@ class _AveragesOf:
 class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
-    The callback finds the optimizers inside of a `LossScaleOptimizer` or a
-    `MultiOptimizer`, but not an inner optimizer of the found optimizers.
+    In a `LossScaleOptimizer` or a `MultiOptimizer`, the callback reads the
+    averages of the optimizers inside, but not of optimizers that these wrap.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def note(self, gradients: Any, variables: Any) -> None:
-        """Do nothing, since the inner optimizer keeps the averages."""
+        """Do nothing, since the inner optimizer updates the averages."""
 
     def shown(self, averages: Any) -> Any:
         """Return the inner optimizer's averages."""

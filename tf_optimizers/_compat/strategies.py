@@ -32,8 +32,8 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     # Keras has no setter. The change is safe, since an optimizer does not use
     # its strategy before `build`.
     optimizer._distribution_strategy = strategy
-    # The base class's `variables` omits the variables of an inner optimizer,
-    # because the inner optimizer is moved separately.
+    # Use the `variables` of the base class, which omit those of an inner
+    # optimizer. The inner optimizer is moved separately.
     bring_in(strategy, keras.optimizers.Optimizer.variables.fget(optimizer))
 
 
@@ -214,7 +214,7 @@ def named_like(variable: keras.Variable, other: Any) -> list[Attribute]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[Attribute]) -> Iterator[None]:
-    """Replace the values of attributes in this context."""
+    """Replace the values of attributes; restore them after this context."""
     with contextlib.ExitStack() as undo:
         for owner, name, value in attributes:
             # Do not use `setattr`: Keras would track the value.

@@ -134,9 +134,9 @@ def update_each(
             function(component, *values)
 
     def update(strategy: Any, *args: Any) -> None:
-        # Inside `extended.update`, every variable of the strategy stands for
-        # its component on the device, so a custom `update_step` may also assign
-        # to other variables.
+        # Inside `extended.update`, every variable of the strategy refers to its
+        # component on the device, so a custom `update_step` may also assign to
+        # other variables.
         for variable, *values in zip(variables, *args, strict=True):
             strategy.extended.update(variable, placed, args=values, group=False)
 
@@ -219,7 +219,7 @@ def switch_across_replicas(
 
 # TensorFlow's class of variables without a value has no public name.
 class LazyZeros(resource_variable_ops.UninitializedVariable):
-    """A variable of zeros that takes no memory until it gets another value.
+    """A variable of zeros that takes no memory until other values are assigned.
 
     A checkpoint saves its zeros, and restoring them takes no memory either.
     Call `allocate` before an operation uses the variable's handle.
@@ -285,7 +285,7 @@ class LazyZeros(resource_variable_ops.UninitializedVariable):
 
 @contextlib.contextmanager
 def lazy_zeros(shape: Sequence[int]) -> Iterator[None]:
-    """In this context, create variables as `LazyZeros` of a shape.
+    """In this context, create variables as `LazyZeros` of the given shape.
 
     Initial values are ignored. A strategy still creates one component for each
     replica.

@@ -60,8 +60,8 @@ class Optimizer(keras.optimizers.Optimizer):
     `_sum_and_clip` sums gradients over all replicas, makes the sums dense and
     clips the sums. Several optimizers override stages:
 
-        Lamb, LANS    `_step_at`, which `_step` calls: on a GPU, variables of
-                      the same shape are updated together
+        Lamb, LANS    `_step_at`, which `_step` calls: on a GPU, it may update
+                      variables of the same shape together
         DGCMomentum   `_update`, which clips compressed gradients before the
                       exchange, and other gradients after it
         AdamOffload   `_accumulate`, which first sums gradients over replicas,

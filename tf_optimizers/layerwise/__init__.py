@@ -1,1 +1,1 @@
-"""Keeps the state of `Lamb` and `LANS`, and runs their steps."""
+"""Creates the state of `Lamb` and `LANS`, and runs their steps."""

@@ -32,10 +32,10 @@ from tf_optimizers.layerwise.layerwise_step import (
     trust_ratio_from_moments,
 )
 
-# One launch of a GPU kernel updates at most `LAUNCH_VARIABLES` variables, which
-# have at most `LAUNCH_ELEMENTS` elements together. A larger variable is
-# updated alone. Higher limits would save little time, and keep more gradients
-# in memory.
+# One launch of a GPU kernel updates at most `LAUNCH_VARIABLES` variables, with
+# at most `LAUNCH_ELEMENTS` elements in all. A larger variable is updated alone.
+# Higher limits would save little time, and more gradients would be in memory at
+# once.
 LAUNCH_VARIABLES = 32
 LAUNCH_ELEMENTS = 1 << 24
 
@@ -44,7 +44,7 @@ Row = tuple[tf.Variable, tf.Tensor, Any]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Keeps Adam's moments, and updates in proportion to each variable's norm.
+    """Adam whose updates are scaled by the norm of each variable.
 
     `Lamb` documents the arguments and their defaults.
     """
@@ -144,10 +144,10 @@ class LayerwiseOptimizer(Optimizer):
         self._ema.update()
 
     def _step_on_device(self, rows: list[Row]) -> None:
-        """Update a device's components.
+        """Update the variables on one device.
 
-        On a GPU, a kernel launch updates several components, unless XLA
-        compiles the whole step.
+        On a GPU, one kernel may update several variables of the same shape,
+        unless XLA compiles the whole step.
         """
         groups = [[row] for row in rows]
         if on_gpu() and not in_xla():
@@ -251,9 +251,9 @@ def last_trust_ratio(
 
     Returns:
         A scalar, phi(|weight|) / |u|, where phi clamps to the optimizer's
-        bounds, and u is the direction of the step, in `LANS` direction a. The
-        ratio is 1 if either norm is 0, or if the variable is excluded from
-        layer adaptation.
+        bounds, and u is the direction of the step (in `LANS`, direction a). The
+        ratio is 1 if phi(|weight|) or |u| is 0, or if the variable is excluded
+        from layer adaptation.
     """
     index = variable_index(optimizer, variable)
     if not optimizer._is_adapted(index):

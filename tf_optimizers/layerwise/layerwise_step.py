@@ -62,7 +62,7 @@ def trust_ratio(
 ) -> tf.Tensor:
     """Return phi(weight_norm) / norm, or 1 if phi(weight_norm) or norm is 0.
 
-    phi clamps a norm to the bounds. NaN stays NaN, so it reaches the weights.
+    phi clamps a norm to the bounds, but does not change NaN.
     """
     phi = weight_norm
     if hyperparameters.lower_bound is not None:

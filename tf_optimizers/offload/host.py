@@ -1,4 +1,4 @@
-"""Keeps state and gradients in the memory of the host."""
+"""Stores state and gradients in the memory of the host."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ class HostGradient:
 
 
 class OnHost:
-    """Keeps state on the host, as one copy for all replicas of a worker.
+    """Stores state on the host, in one copy for all replicas of a worker.
 
     Under a strategy with merge calls, such as `MirroredStrategy`, one thread
     updates the state. Under other strategies, the replicas trace the same code
@@ -75,8 +75,9 @@ class OnHost:
         """Return moving averages for Keras's callbacks.
 
         Raises:
-            ValueError: Under a strategy, unless the averages are sharded,
-                because the callbacks need an average on every replica.
+            ValueError: If `use_ema` is set under a strategy, because the
+                callbacks need an average on every replica. Sharded averages are
+                accepted.
         """
         is_sharded = not isinstance(averages, list)
         if optimizer.use_ema and is_adopted(optimizer) and not is_sharded:
@@ -151,7 +152,7 @@ def is_on_host(variable: tf.Variable) -> bool:
 
 
 def on_host(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
-    """Return the dense gradient of this worker's first replica, on the host."""
+    """Return a gradient's first copy on this worker, dense and on the host."""
     with tf.device(HOST):
         return as_dense(components(gradient)[0], variable)
 

@@ -1,4 +1,4 @@
-"""Keeps state on the host, and runs steps there, once per worker process."""
+"""Stores state on the host, and runs steps there, once per worker process."""
 
 import contextlib
 import functools
@@ -42,8 +42,8 @@ from tf_optimizers.replicas import replicas_of
 # variables are updated at the same time, so that the changes of the first
 # variables are sent back while others are updated.
 _LARGE = 1 << 18
-# This many kernels together use all processors, because XLA runs a memory-bound
-# kernel on sqrt(processors) threads (TensorFlow 2.21).
+# This many kernels together use nearly all processors, because XLA runs a
+# memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).
 _AT_ONCE = math.isqrt(os.cpu_count() or 1)
 
 
@@ -51,8 +51,9 @@ class HostOptimizer(Optimizer):
     """An optimizer that runs its steps on the host, once per worker process.
 
     Every piece of state (slots, master weights, moving averages, gradient
-    accumulators) is one plain variable per process, on the host. One
-    accumulator serves all replicas, so a step has these stages:
+    accumulators) is one plain variable per process, on the host, unless
+    `ShardedState` distributes it. One accumulator serves all replicas, so a
+    step has these stages:
 
         `_cast` ─ (Keras: unscale) ─ `_sum`
         ─> host: accumulate ─ clip ─ `update_step`
@@ -72,7 +73,7 @@ class HostOptimizer(Optimizer):
 
     def add_variable(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Add a variable on the host."""
-        # The host holds the only copy, which must not be summed over replicas.
+        # There is only one copy, which must not be summed over replicas.
         kwargs["aggregation"] = "only_first_replica"
         with variables_on_host():
             return super().add_variable(*args, **kwargs)
@@ -105,7 +106,7 @@ class HostOptimizer(Optimizer):
     def _sum(
         self, gradients: list[Any], variables: list[tf.Variable]
     ) -> list[Gradient]:
-        """Sum the gradients over replicas; do not clip or densify them yet."""
+        """Sum the gradients over replicas, without clipping."""
         if replicas_of().count > 1:
             return replicas_of().sum(gradients)
         return [gradient.tensor for gradient in gradients]
@@ -124,7 +125,7 @@ class HostOptimizer(Optimizer):
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators or, if they are full, run the step."""
+        """Add to the accumulators, or run the step with the last gradients."""
         accumulators = Accumulators(self, variables, self._placement)
 
         def work() -> list[tf.Tensor]:
@@ -253,7 +254,7 @@ def bytes_by_device(
 
     The result is {optimizer: {"device" or "host": {kind: bytes}}}. The
     optimizers are `name` and, for comparison, `keras.optimizers.Adam`, which
-    keeps two moments next to each weight, in the weight's dtype.
+    stores two moments next to each weight, in the weight's dtype.
     """
     held = _by_device(weights)
     slots = _by_device(state)
@@ -278,7 +279,7 @@ def _by_device(variables: Iterable[Any]) -> dict[str, int]:
     """Return how many bytes of variables are on the host, and on devices."""
     sizes = {"device": 0, "host": 0}
     for variable in variables:
-        # A replica holds some rows of sharded state, or none.
+        # A replica may have only some rows of sharded state, or none.
         for copy in map(own_rows, filter(owns_rows, components(variable))):
             device = "host" if is_host(copy.device) else "device"
             sizes[device] += copy.shape.num_elements() * copy.dtype.size

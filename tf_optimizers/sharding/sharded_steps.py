@@ -66,7 +66,7 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.index, []).append(piece)
         self._replicated = slots.replicated
-        # The indices of the variables in the step that was traced last.
+        # The indices of the variables in the last call of `update`.
         self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
@@ -146,8 +146,9 @@ class ShardedSteps:
         inner = self._optimizer
         settings: list[Attribute] = [(inner, name, None) for name in _OUTSIDE]
         if inner.gradient_accumulation_steps:
-            # Keras passes the number of micro-batches to schedules, but the
-            # optimizer's formula needs the number of updates.
+            # Keras's schedules count micro-batches, but the optimizer's formula
+            # needs the number of updates. So read the rate before `iterations`
+            # becomes the number of updates.
             rate = tf.convert_to_tensor(inner.learning_rate)
             settings.append(at_rate(inner, rate))
             own_component(raw_iterations(inner)).assign(updates)

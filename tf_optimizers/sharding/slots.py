@@ -21,13 +21,13 @@ class Slots:
 
     State created by `add_variable_from_reference` belongs to the referenced
     variable. State created in a loop over the variables belongs to the loop's
-    current variable. Only the owners of a variable hold its state. If the
-    variable is split, each owner holds the state of its own rows.
+    current variable. Only the owners of a variable store its state. If the
+    variable is split, each owner stores the state of its own rows.
 
-    State that belongs to no variable is replicated: every replica holds all of
-    it. If a variable is split, its state of any other shape is replicated, too.
-    Gradient accumulators are neither owned nor replicated: every replica holds
-    its own sums.
+    State that belongs to no variable is replicated: every replica stores all of
+    it. If a variable is split, state whose shape differs from the variable's is
+    replicated, too. Gradient accumulators are neither owned nor replicated:
+    every replica stores its own sums.
 
     Args:
         strategy: The strategy.
@@ -56,8 +56,8 @@ class Slots:
         self._variables = list(variables)
         self._pieces = pieces
         self._devices = devices
-        # The index of a loop's current variable, and the index of the
-        # variable that `add_variable_from_reference` refers to.
+        # The index of a loop's current variable, and the index of the variable
+        # that was passed to `add_variable_from_reference`.
         self._looped: int | None = None
         self._referred: int | None = None
 
