@@ -76,9 +76,11 @@ class AdamOffload(HostOptimizer):
     on `/CPU:0` of the worker process, in one copy for all of its replicas. Only
     the weights, `iterations` and the learning rate are on the model's devices.
     Traffic: each step copies gradients to the host, and changes of the weights
-    to every replica. A float32 parameter takes 8 bytes, and 4 more if it is
-    decayed. A half-precision parameter takes 6 bytes, or 8 with several
-    replicas. Replicas exchange gradients by the strategy's all-reduce.
+    to every replica. With one replica, dense gradients and no `use_ema`, a
+    float32 parameter takes 8 bytes, and 4 more if it is decayed; a
+    half-precision parameter takes 6 bytes. Each further replica of the worker
+    adds the size of the weights. With several replicas, half-precision
+    gradients are copied as float32, after the strategy's all-reduce.
     Sparse gradients: sent as rows, and made dense on the host. With several
     replicas, `gradient_accumulation_steps` or `loss_scale_factor` makes them
     dense before the exchange. Duplicate rows are summed. The update is dense.

@@ -26,9 +26,9 @@ def compiled(
     hyperparameter. Each shape has a separate `tf.function`: TensorFlow would
     warn about a `tf.function` that is traced for many shapes.
 
-    Pass the handles of variables; `function` calls `read` and `assign` with
-    them. A `tf.function` that was called with a variable itself fails for all
-    other variables once that variable is deleted.
+    Instead of variables, pass their handles, which `function` passes to `read`
+    and `assign`. A `tf.function` that was called with a variable itself fails
+    for all other variables once that variable is deleted.
 
     Args:
         function: Called as `function(*constants, *tensors)`.

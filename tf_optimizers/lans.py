@@ -42,9 +42,9 @@ class LANS(LayerwiseOptimizer):
 
     m^ = m / (1 - beta_1^t), v^ = v / (1 - beta_2^t); |x| is the L2 norm of the
     whole variable; phi clamps to [lower_bound, upper_bound]; g~ is 0 if |g| is
-    0 (or less than 1.2e-38). Each trust ratio, phi(|w|) / |a| or phi(|w|) /
-    |c|, is 1 if its numerator or denominator is 0, and for variables that are
-    excluded from layer adaptation.
+    less than 1.2e-38. Each trust ratio, phi(|w|) / |a| or phi(|w|) / |c|, is 1
+    if its numerator or denominator is 0, and for variables that are excluded
+    from layer adaptation.
 
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
     matter only for overflow and underflow.

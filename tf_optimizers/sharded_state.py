@@ -284,7 +284,7 @@ class ShardedState(Wrapper):
         return self.inner_optimizer
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the constructor's arguments, and the exclusions."""
         config = super().get_config()
         keys = "name", "inner_optimizer", ENTRY, EXCLUDED_NAMES
         return {key: config[key] for key in keys if key in config}

@@ -19,7 +19,8 @@ def with_hooks(cls: type) -> type:
 
     The class must define:
 
-    - `_accumulate(gradients, variables)`;
+    - `_accumulate(gradients, variables)`, called after Keras has unscaled the
+      gradients;
     - `_ema`, the `Averages` of the optimizer;
     - `_saved_as()`, which returns the optimizer to save: `self`, or an
       optimizer that is saved instead;
@@ -286,9 +287,10 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def states_of(model: keras.Model) -> list[keras.Variable]:
-    """Return a model's variables that were created with `trainable=False`.
+    """Return the variables that layers have added with `trainable=False`.
 
-    The result omits weights that were frozen later.
+    The result omits weights that were frozen later, and the states of seed
+    generators.
     """
     return [
         variable

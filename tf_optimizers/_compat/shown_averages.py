@@ -16,8 +16,8 @@ def averages_of(optimizer: Any) -> list[Any]:
     The average is None for a variable that gradients overwrite (a float8
     scale).
     """
-    # Optimizers of this package keep their averages in `_averages`, and may
-    # show other averages in Keras's attribute.
+    # Optimizers of this package store their averages in `_averages`, and may
+    # return other averages from Keras's attribute.
     own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
     return getattr(optimizer, own)
 
@@ -46,7 +46,8 @@ class InnerAverages:
     """Shows the averages of an inner optimizer to `SwapEMAWeights`.
 
     In a `LossScaleOptimizer` or a `MultiOptimizer`, the callback reads the
-    averages of the optimizers inside, but not of optimizers that these wrap.
+    averages of the optimizers inside, but not of optimizers that these wrap. So
+    a wrapper such as `ShardedState` returns its inner optimizer's averages.
     """
 
     def __init__(self, inner: Any) -> None:

@@ -119,7 +119,7 @@ def adopt_optimizers_of_keras(
 def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
     """Return the strategy that created the first variable, or None.
 
-    Only strategies that keep a copy of a variable on each replica are found.
+    Only strategies that store a copy of a variable on each replica are found.
     """
     value = backend_variable(variables[0]) if variables else None
     if isinstance(value, tf.distribute.DistributedValues):

@@ -1,4 +1,4 @@
-"""Keeps moving averages of weights, for `use_ema`."""
+"""Computes moving averages of weights, for `use_ema`."""
 
 from collections.abc import Sequence
 from typing import Any

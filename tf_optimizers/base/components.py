@@ -48,7 +48,7 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 
 
 class OnReplicas:
-    """Keeps state on every replica, next to the replica's weights."""
+    """Stores state on every replica, next to the replica's weights."""
 
     update_each = staticmethod(update_each)
 

@@ -169,8 +169,8 @@ class Optimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Update each variable with its gradient, in replica context.
 
-        With `gradient_accumulation_steps`, most calls only add the gradients to
-        accumulators.
+        With `gradient_accumulation_steps=n`, only every nth call updates the
+        variables.
 
         Args:
             grads: For each variable, a tensor or `tf.IndexedSlices` of the

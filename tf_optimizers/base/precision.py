@@ -1,4 +1,4 @@
-"""Keeps state and master weights in full precision."""
+"""Stores state and master weights in full precision."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

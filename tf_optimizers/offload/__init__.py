@@ -1,1 +1,1 @@
-"""Keeps the state of `AdamOffload` on the host, and runs its steps there."""
+"""Stores the state of `AdamOffload` on the host, and runs steps there."""

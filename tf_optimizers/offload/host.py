@@ -162,8 +162,8 @@ def in_place(
 ) -> tf.Tensor:
     """Return `kernel(constants, old, *args)`, in the memory of `old`.
 
-    `old` was copied from another device, so its memory is pinned. Copying a
-    result to a GPU from other memory takes five times as long.
+    If `old` was copied from a GPU, its memory is pinned. Copying a result to
+    the GPU from other memory takes five times as long.
     """
     # Under XLA, all tensors are on one device, and XLA chooses the memory.
     if in_xla():

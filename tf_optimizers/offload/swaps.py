@@ -8,7 +8,10 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 def check_swaps_early() -> None:
-    """Make `fit` raise before its first step if averages cannot be swapped."""
+    """Make `fit` raise before its first step if averages cannot be swapped.
+
+    Optimizers that are not built by then are not checked.
+    """
     check_swaps(_check)
 
 
