@@ -138,9 +138,10 @@ def norms(
 ) -> list[tf.Tensor]:
     """Return the L2 norms of vectors without writing the vectors to memory.
 
-    Call this function inside an XLA kernel. On a CPU, XLA would store vectors
-    that are used again, so a loop computes and sums them block by block. On a
-    GPU, such a loop would run one block at a time, so no loop is used.
+    Call this function inside an XLA kernel. On a CPU, XLA would write vectors
+    to memory if they are also used elsewhere. So a loop computes them block by
+    block, and sums their squares. On a GPU, a loop would run one block at a
+    time, so no loop is used.
 
     Args:
         function: An elementwise function that computes the vectors from

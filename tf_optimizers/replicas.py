@@ -19,9 +19,6 @@ class ReplicaGroup:
     `strategy.extended.replica_group`. All replicas must make the same calls in
     the same order.
 
-    Args:
-        strategy: The strategy.
-
     Attributes:
         count: The number of replicas.
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
@@ -84,7 +81,7 @@ class ReplicaGroup:
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
     def sum(self, values: Any) -> Any:
-        """Return a nest of tensors, each summed over all replicas."""
+        """Sum each tensor of a nest over all replicas; return the sums."""
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 

@@ -21,8 +21,8 @@ RowRange: TypeAlias = slice | EllipsisType
 class OwnedVariable(values.SyncOnReadVariable):
     """A variable of a strategy whose rows are owned by different replicas.
 
-    Outside of `strategy.run`, every worker reads the whole value: a sum over
-    replicas, to which each replica adds zeros for the rows that it does not
+    Outside of `strategy.run`, a read returns the whole value. It is the sum
+    over replicas, where each replica's value is 0 in the rows that it does not
     own. When a value is assigned or restored, each replica stores only its own
     rows.
 

@@ -95,7 +95,8 @@ def adopt_optimizers_of_keras(
 
     Args:
         is_for: Called with the current strategy or, outside of any scope, with
-            the optimizer's; returns whether to move optimizers into it.
+            the optimizer's strategy. Returns whether to move optimizers into
+            that strategy.
         check: Called with the strategy and the variables, before the optimizer
             is moved.
     """

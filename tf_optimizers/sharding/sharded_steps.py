@@ -48,7 +48,6 @@ class ShardedSteps:
         variables: The model's variables.
         pieces: All variables, or ranges of their rows, with their owners.
         slots: The optimizer's state.
-        strategy: The strategy.
     """
 
     def __init__(
@@ -311,7 +310,7 @@ def _total_squares(
     Args:
         values: This replica's values.
         groups: The group of each value, in [0, count).
-        count: Number of groups.
+        count: The number of groups.
     """
     # In float32, the squares of norms above 2e19 would be infinite, but `norm`
     # returns float64.

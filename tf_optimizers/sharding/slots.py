@@ -30,7 +30,6 @@ class Slots:
     every replica stores its own sums.
 
     Args:
-        strategy: The strategy.
         variables: The model's variables.
         pieces: All variables, or ranges of their rows, with their owners.
         devices: The devices for the state of this process's replicas.
