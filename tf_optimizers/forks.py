@@ -10,10 +10,10 @@ _masks = threading.local()
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
-    """Call `restore`, which sets SIGTERM's handler, in every forked process.
+    """Call `restore` in every process that this process forks.
 
-    The parent may send SIGTERM before the child has called `restore`, so the
-    child blocks SIGTERM until `restore` returns.
+    `restore` sets the child's handler of SIGTERM. The parent may send SIGTERM
+    earlier, so the child blocks SIGTERM until `restore` returns.
     """
 
     def block() -> None:

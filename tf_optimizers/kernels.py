@@ -124,9 +124,9 @@ _LANES = 16
 _ROWS = 8
 # For shorter tensors, a loop costs more than vector instructions save.
 _SMALL = 4096
-# `scaling` splits a smaller scalar into this factor and a second factor,
-# because the scalar may underflow in float32. Multiplying by a power of two is
-# exact, unless the product underflows.
+# `scaling` splits a scalar below _TINY into _TINY and a second factor, because
+# the scalar may underflow in float32. Multiplying by a power of two is exact,
+# unless the product underflows.
 _TINY = 2.0**-100
 
 

@@ -60,9 +60,9 @@ class LANS(LayerwiseOptimizer):
     Differs from the paper: g~ can be clipped; phi can have bounds; norms of 0
     are handled as described above.
     Differs from `mxnet.optimizer.LANS`: if all elements of g are 0, g~ is 0,
-    while MXNet's weights and state become NaN; gradients of 1e-25 or 1e20
-    neither underflow nor overflow. Otherwise, the step is that of MXNet's fused
-    implementation.
+    while MXNet's weights and state become NaN; norms of gradients such as 1e-25
+    or 1e20 neither underflow nor overflow. Otherwise, the step is that of
+    MXNet's fused implementation.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
