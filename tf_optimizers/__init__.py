@@ -44,8 +44,8 @@ _MODULES = {
 }
 # Import these names on first access: they need private modules of
 # `tf.distribute`, and the optimizers must work without these modules. Import
-# all other names at once, because Keras can load a saved object only after the
-# module of its class is imported.
+# all other names immediately, because Keras can load a saved object only after
+# the module of its class is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 

@@ -96,11 +96,11 @@ class ShardedState(Wrapper):
             state variable by variable, such as `AdamW`, `tfo.Lamb` or
             `tfo.AdamOffload`. The state of `tfo.AdamOffload` is distributed
             among the hosts. Optimizers that exchange gradients themselves
-            (`tfo.DGCMomentum`, `tfo.SparseLoCo`) raise an error. Wrappers
-            (`LossScaleOptimizer`, `MultiOptimizer`) also raise an error: put
-            `ShardedState` inside them. With several replicas,
-            `gradient_accumulation_steps` raises an error for `tfo.AdamOffload`,
-            and for Keras's optimizers with `use_ema`.
+            (`tfo.DGCMomentum`, `tfo.SparseLoCo`) are not supported. Wrappers
+            (`LossScaleOptimizer`, `MultiOptimizer`) are not supported either:
+            put `ShardedState` inside them. With several replicas,
+            `gradient_accumulation_steps` is not supported for
+            `tfo.AdamOffload`, and for Keras's optimizers with `use_ema`.
         name: str or None. The optimizer's name. Defaults to `None`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shows the moving averages of weights to `keras.callbacks.SwapEMAWeights`."""
+"""Passes moving averages of weights to `keras.callbacks.SwapEMAWeights`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def averages_of(optimizer: Any) -> list[Any]:
 
 
 def show_averages(optimizer: Any, inner: Any) -> None:
-    """Make an inner optimizer show the averages of its outer `optimizer`.
+    """Make an inner optimizer return the averages of its outer `optimizer`.
 
     If an optimizer has an `inner_optimizer`, as `LossScaleOptimizer` does,
     `SwapEMAWeights` reads the averages there.
@@ -43,7 +43,7 @@ class _AveragesOf:
 
 
 class InnerAverages:
-    """Shows the averages of an inner optimizer to `SwapEMAWeights`.
+    """Passes the averages of an inner optimizer to `SwapEMAWeights`.
 
     In a `LossScaleOptimizer` or a `MultiOptimizer`, the callback reads the
     averages of the optimizers inside, but not of optimizers that these wrap. So
@@ -62,7 +62,7 @@ class InnerAverages:
 
 
 class WholeAverages:
-    """Shows sharded averages to `SwapEMAWeights` as whole averages.
+    """Passes sharded averages to `SwapEMAWeights` as whole averages.
 
     The callback needs whole averages on every replica. Iterating over this
     object gathers only one average at a time.
@@ -92,7 +92,7 @@ class WholeAverages:
 
 
 class _Whole:
-    """A replica's rows of an average, shown as the whole average."""
+    """Wraps a replica's rows of an average; its value is the whole average."""
 
     def __init__(self, variable: tf.Variable, value: tf.Tensor) -> None:
         self._variable = variable

@@ -183,8 +183,8 @@ class Optimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: If there is no gradient, if the numbers of gradients and
                 variables differ, if the shapes of a gradient and its variable
-                differ, or if a variable is unknown. In these cases, no variable
-                has changed.
+                differ, or if the optimizer was built, but not with all of
+                `trainable_variables`. In these cases, no variable has changed.
             TypeError: If a gradient does not have a floating-point dtype, or if
                 the dtype of a variable is not supported.
             RuntimeError: If the call is outside of `strategy.run`, either with
