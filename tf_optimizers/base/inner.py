@@ -101,7 +101,7 @@ class Wrapper(Optimizer):
                 _exclude_from(each, chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
-        """Move this and all wrapped optimizers into the variables' strategy."""
+        """Move this and all wrapped optimizers into a strategy; see `adopt`."""
         for each in wrapped_optimizers(self):
             adopt(each, variables)
 
