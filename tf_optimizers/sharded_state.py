@@ -135,7 +135,7 @@ class ShardedState(Wrapper):
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
         """Return whether an optimizer may update a variable's rows separately.
 
-        The update of each entry must depend on that entry alone. Keras's `SGD`,
+        The update of an entry must not depend on other entries. Keras's `SGD`,
         `RMSprop`, `Adam`, `AdamW`, `Adadelta`, `Adagrad`, `Adamax`, `Nadam`,
         `Ftrl`, `Lion` and `ScheduleFreeAdamW` are elementwise, and so is
         `tfo.AdamOffload`. Any other elementwise class, including a subclass,
