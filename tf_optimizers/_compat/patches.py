@@ -22,10 +22,10 @@ class Patch(NamedTuple):
 
     Attributes:
         names: The full names of the functions or properties.
-        features: The features that need the replacement, as users know them.
+        features: The public features that need the replacement.
         why: The shortcoming of the original.
         without: The failure that users would see without the replacement.
-        until: The upstream change that would make the replacement superfluous.
+        until: The upstream change that would make the replacement unnecessary.
         test: The test of the effect, as "file::name". The file is in `tests/`.
     """
 
