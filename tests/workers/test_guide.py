@@ -377,8 +377,8 @@ def test_different_rows_are_an_error_on_all_workers(results):
             assert "All workers must draw the same batches" in message, kind
         for workers in (1, 2):
             message = messages[f"callback, {workers}"]
-            assert "one worker alone may have looked at a batch" in message
-            assert "or use a separate generator" in message
+            assert "one worker alone may have drawn a batch" in message
+            assert "draw them from a separate generator" in message
 
 
 def test_early_reads_do_not_change_the_rows(looked):

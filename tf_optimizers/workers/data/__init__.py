@@ -1,1 +1,1 @@
-"""Splits data among replicas, and compares rows and order between workers."""
+"""Splits data among replicas, and compares shared data between workers."""

@@ -23,8 +23,8 @@ from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
 # If a worker's only replica runs on the CPU, batches need not be copied to a
-# device. An iterator that copies batches takes twice as long to create and to
-# use. The strategy's methods reject these options, so `look_ahead` sets them.
+# device. An iterator that copies batches is slower to create and to use. The
+# strategy's methods reject these options, so `look_ahead` sets them.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=(
@@ -39,7 +39,8 @@ class AheadDataset(DistributedDatasetsFromFunction):
     Attributes:
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
-        endless: The dataset of eager iterators, or None; see `look_ahead`.
+        endless: The dataset from which eager iterators draw, or None; see
+            `look_ahead`.
         begin: Called to make an eager iterator; see `look_ahead`.
     """
 
@@ -48,11 +49,11 @@ class AheadDataset(DistributedDatasetsFromFunction):
     _options: Any
     endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
-    _last: tf.Variable | None = None  # The last iterator's summary.
+    _last: tf.Variable | None = None  # The last eager iterator's variable.
 
     @property
     def cardinality(self) -> int:
-        """The number of batches, even if the underlying dataset is endless."""
+        """The number of batches; see the attribute `batches`."""
         return self.batches
 
     @property
@@ -70,7 +71,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def __iter__(self) -> AheadIterator:
-        """Return an iterator; this call and the first batch may wait."""
+        """Return an iterator; an eager call may wait for other workers."""
         if not tf.executing_eagerly():
             iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)
@@ -83,8 +84,8 @@ class AheadDataset(DistributedDatasetsFromFunction):
             known = batch_digests.start(self._last)
             self._last = plain_variable(known, trainable=False, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
-        # With asynchronous ops, a `tf.function` could otherwise run before the
-        # variable exists. TensorFlow's own iterators also wait.
+        # If eager ops run asynchronously, a `tf.function` could otherwise run
+        # before the variable exists.
         async_wait()
         return iterator
 
@@ -98,7 +99,10 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def keep_on_host(self) -> None:
-        """Do not copy batches to a device if the only replica is on the CPU."""
+        """Copy no batches to a device if the worker's only replica is on a CPU.
+
+        Options that the user has set are not changed.
+        """
         devices = self._strategy.extended.worker_devices
         is_host = len(devices) == 1 and "device:CPU:" in devices[0]
         if is_host and self._options is None:

@@ -6,13 +6,14 @@ Each replica describes its part of a batch in a note, an int32 vector:
 
 The function `summarize` reduces the notes of all replicas to a summary.
 
-A digest covers one component of the batch, such as its images or its labels, in
-one of the 8 "slots" of the note. The digest is computed from a sample of
-bounded size. In large batches, the sampled positions change at every batch.
+A note has 8 slots, each with a digest of one component of the whole batch, such
+as its images or its labels. If there are more components, some share a slot. A
+digest is computed from samples of bounded size. In large batches, the sampled
+positions change at every batch.
 
-With random augmentation, the images of a batch differ between workers although
-the rows are the same. Then equal labels show that the rows are the same, if the
-labels are informative, that is, if they differ between rows of the batch.
+Random augmentation makes images differ between workers, even if the rows are
+the same. Then equal labels show that the rows are the same, but only if the
+labels are informative: they must differ between rows of the batch.
 """
 
 import enum
@@ -24,9 +25,9 @@ import tensorflow as tf
 
 from tf_optimizers.workers.data.batch_splits import counts_of_rows
 
-_SLOTS = 8  # If a batch has more components, some share a slot.
+_SLOTS = 8
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
-# The size of the largest sample: its rows, and the elements of each row.
+# The size of a tensor's largest sample: its rows, and the elements of a row.
 _ROWS, _COLUMNS = 256, 64
 _FACTOR = 40_503_001  # Odd, so that products depend on all bits of a number.
 # How many consecutive undecided batches (see `summarize`) are accepted if no
@@ -47,7 +48,7 @@ class Verdict(enum.IntEnum):
 
     SAME = 0
     DIFFERENT = 1
-    ENDED = 2  # The data have ended on some workers only.
+    ENDED = 2  # Only some replicas have a part of the batch.
 
 
 # The summary before the first batch.
@@ -66,10 +67,10 @@ BY_HAND = (
 _ENDED = "the end of the data"
 _HINT = (
     "Workers may shuffle, filter or augment with different random numbers. Or "
-    "one worker alone may have looked at a batch, or may have drawn a random "
-    "number from Python or NumPy, for example in a callback. Set the same seed "
-    "and draw the same numbers on all workers, or use a separate generator. If "
-    "each worker should have its own data, set "
+    "one worker alone may have drawn a batch, or a random number from Python "
+    "or NumPy, for example in a callback. Set the same seed on all workers. If "
+    "one worker alone needs random numbers, draw them from a separate "
+    "generator. If each worker should have its own data, set "
     "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
     "`distribute_datasets_from_function`. If all workers have the same rows, "
     "and random augmentation makes them look different, set "
@@ -113,9 +114,9 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
 
     Args:
         batch: A nest of tensors of any kind.
-        number: The number of the batch, an int64 scalar.
+        number: The index of the batch, an int64 scalar.
     """
-    # Use few ops: every step waits for them, and tracing them delays `fit`.
+    # Use few ops: they run for each batch, and tracing them delays `fit`.
     prints = [
         [tf.fingerprint(_sample(tensor, number)) for tensor in tensors]
         for tensors in map(_tensors, tf.nest.flatten(batch))
@@ -135,8 +136,8 @@ def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
 def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
     """Return digests that also depend on dtypes and numbers of rows.
 
-    If the values of two batches differ in dtype or number of rows, all digests
-    of the two batches differ. A missing value also counts as a difference.
+    If two batches differ in the dtype or number of rows of a value, or if a
+    value is None in only one of them, their digests almost certainly differ.
 
     Args:
         digests: The result of the function `digests`.
@@ -168,7 +169,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return a sample of a tensor: some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # Over down * right batches, the samples cover all elements.
+    # Over down * right batches of this shape, the samples cover all positions.
     return tf.reshape(tensor, [rows, columns])[
         number % down :: down, number // down % right :: right
     ]
@@ -230,7 +231,7 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     # informative: for example, if images differ, and all labels are 0. An
     # undecided batch counts as different in three cases:
     # - A slot that differs was equal and informative before.
-    # - No slot is equal on all replicas.
+    # - No used slot is equal on all replicas.
     # - Too many consecutive batches were undecided, and no slot was ever equal
     #   and informative.
     is_different = is_undecided & (
@@ -257,13 +258,13 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Summarize the notes on several batches, one after another.
 
-    Return the summary of the first batch whose verdict is not `SAME` or, if
-    there is none, of the last batch. Without any batch, return `before`.
+    Return the first summary whose verdict is not `SAME`, starting with
+    `before`. If there is none, return the last summary.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no
             replica has is skipped.
-        before: The summary of the batch before these batches.
+        before: The summary of the previous batch.
     """
 
     def add(before: tf.Tensor, notes: tf.Tensor) -> tf.Tensor:
@@ -285,7 +286,7 @@ def summarize_own(
         note: The note of a replica of this worker. The last element is the
             total of rows on all replicas.
         replicas: The number of replicas of all workers.
-        before: The summary of the last batch that workers compared.
+        before: The summary of the previous batch.
     """
     return tf.concat([[note[0] * replicas, note[SIZE]], before[2:]], 0)
 
@@ -299,7 +300,7 @@ def start(last: tf.Variable | None) -> Sequence[int]:
     """Return the summary with which an iterator starts.
 
     Args:
-        last: The summary of the dataset's last iterator, or None.
+        last: The variable of the dataset's last eager iterator, or None.
     """
     if last is None:
         return UNKNOWN
@@ -315,8 +316,8 @@ def check(
 
     Args:
         known: The summary of a batch.
-        rule: The first sentence of the error.
-        hint: The last sentences of the error.
+        rule: The first sentence of the error message.
+        hint: The last sentences of the error message.
         ended: The event to report if only some workers have a batch.
     """
     verdict = known[2]

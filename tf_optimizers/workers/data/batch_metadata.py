@@ -6,9 +6,9 @@ Two replicas of a worker take the elements a, b and c in turn:
     has a part, rows         1, 4     1, 4     1, 2     0, 0     0, 0   ...
     two elements later       1, 2     0, 0     0, 0     0, 0     0, 0
 
-c' is the first row of c. When a worker's data end, the worker continues with c'
-until the data of all workers have ended, since few layers accept a batch
-without rows.
+c' is padding for replicas whose data have ended, since few layers accept a
+batch without rows. It is the first row of c or, if the number of rows is fixed,
+all of c.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from tf_optimizers.workers.data.batch_splits import (
     take_rows,
 )
 
-# For functions that run in less time than AutoGraph takes to convert them.
+# For functions that need no conversion by AutoGraph, which takes time.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
@@ -46,12 +46,13 @@ def note_next(
 
     Args:
         dataset: A worker's dataset.
-        parts_of: Called with an element. Returns pairs: a part of the element,
-            and the note on this part, an int32 vector. All parts have one type.
+        parts_of: Called with the components of an element. Returns pairs: a
+            part of the element, and the note on this part, an int32 vector. All
+            parts have one type.
         replicas: The number of replicas that take parts in turn.
         end: The note of a replica whose data have ended.
-        is_endless: Whether to continue forever after the last part, with its
-            first row as padding.
+        is_endless: Whether to continue with padding forever after the last
+            part.
         may_lack: Whether the last batch may have no part for some replicas.
 
     Returns:
@@ -86,7 +87,7 @@ def note_next(
     @_as_it_is
     def unbox_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
-        # Keep the last part that has rows, to repeat its first row at the end.
+        # Keep the last part that has rows, from which padding is made.
         full = tf.cond(has_rows, lambda: box, lambda: full)
         first = tf.cond(
             has_rows,
@@ -106,7 +107,7 @@ def note_next(
 
 
 def has_rows(element: Any) -> tf.Tensor:
-    """Return whether all values of an element have rows; True for scalars."""
+    """Return whether every value of an element has rows, ignoring scalars."""
     counts = counts_of_rows(element)
     return tf.reduce_all(tf.greater(counts, 0)) if counts else tf.constant(True)
 
@@ -140,7 +141,7 @@ def _box(element: Any) -> tf.Tensor:
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
-    # Variants cannot be copied, and steps never write into them.
+    # Variants cannot be copied.
     is_variant = tensor.dtype == tf.variant
     return tensor if is_variant else tf.raw_ops.DeepCopy(x=tensor)
 
@@ -165,14 +166,13 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
 
 
 class RowCounts(NamedTuple):
-    """The numbers of rows of a batch, as int32 scalars.
+    """Numbers of rows of a batch, as int32 scalars.
 
-    A replica whose part is empty holds padding, since few layers accept a batch
-    without rows. Padding does not count. An element that is not a batch counts
-    as one row on each replica.
+    A replica whose part is empty gets padding instead, which does not count. An
+    element that is not a batch counts as one row.
 
     Attributes:
-        total: The rows of all replicas; 0 if the batch has none.
+        total: The rows of all replicas.
         own: The rows of each replica of this worker, by local rank.
     """
 
@@ -181,7 +181,7 @@ class RowCounts(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Marks the notes of data whose last batch may lack parts."""
+    """Marks the notes of data whose last batch may lack a replica's part."""
 
     note: tf.Tensor
 
@@ -193,9 +193,9 @@ class Counted(PerReplica):
     to pass information on the whole batch. Users may pass only some tensors of
     a batch, in any order. So every tensor carries the numbers of rows.
 
-    If `spec` is given, all parts share its type. The type of a single part may
-    be too specific: a step traced for two rows could not run on a replica with
-    one row.
+    `spec` is the type of this object. By default, the type comes from the
+    parts, and may be too specific: a step that is traced for two rows on one
+    replica cannot run when this replica has one row.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class MaybeEmptySpec(CountedSpec):
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
-    """Return a batch whose tensors carry the numbers of its rows.
+    """Return a batch whose tensors carry its numbers of rows.
 
     Args:
         element: A nest of `PerReplica`, each with the parts of one tensor.
@@ -259,10 +259,10 @@ def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
 
 
 def spec_with_rows(spec: Any) -> Any:
-    """Return the type specification of a batch that `with_rows` returns.
+    """Return the type of a batch that `with_rows` returns.
 
     Args:
-        spec: The specification of pairs (part, note).
+        spec: The type of the pairs (parts, notes) from which batches are made.
     """
     parts, note = spec
     kind = MaybeEmptySpec if isinstance(note, Ending) else CountedSpec

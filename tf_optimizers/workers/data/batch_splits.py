@@ -1,6 +1,6 @@
 """Splits a global batch into the parts of replicas.
 
-7 rows on 3 replicas become
+For example, 7 rows are split among 3 replicas as follows:
 
     rows     0 1 2   3 4   5 6
     replica  0       1     2
@@ -67,7 +67,10 @@ def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
 
 
 def take_rows(batch: Any, begin: Any, count: Any) -> Any:
-    """Return up to `count` rows of each value, starting at row `begin`."""
+    """Return up to `count` rows of each value, starting at row `begin`.
+
+    Scalars and None are returned unchanged.
+    """
     return tf.nest.map_structure(
         lambda value: _take(value, begin, count), batch
     )
@@ -88,7 +91,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
     )
     size = [tf.cast(count, tf.int64), *shape[1:]]
     taken = tf.sparse.slice(value, tf.stack(start), tf.stack(size))
-    # The slice has lost the other static dimensions, which layers need.
+    # Layers need the static dimensions, which the slice has lost.
     known = [
         here if dim is None else tf.constant(dim, tf.int64)
         for here, dim in zip(shape[1:], value.shape[1:], strict=True)
@@ -103,7 +106,8 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
 def rows_in(value: Any) -> Any:
     """Return a value's number of rows, or None if the value is not a batch.
 
-    The number is an int if it is known statically, else an int32 tensor.
+    The number is an int if the first dimension of a dense tensor is static.
+    Otherwise, it is an int32 tensor.
     """
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[0], tf.int32)
@@ -116,13 +120,13 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the fixed number of rows in a batch's type; None without one."""
+    """Return the fixed number of rows of a batch's first value, or None."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 
 
 def rows_of_type(spec: Any) -> int | None:
-    """Return the fixed number of rows in a tensor's type; None without one."""
+    """Return the fixed number of rows of a value of a given type, or None."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return None
     return spec.shape[0]

@@ -102,14 +102,15 @@ def split_arrays(
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         batch: The result of `batch_of_arrays`.
-        seen: Variables, by the number of tensors in a batch. Each variable
-            holds the summary of the model's last batch with this number of
-            tensors, and the number of these batches so far.
+        seen: Variables, by the number of tensors in a batch. A variable
+            contains the summary of the last batch with that many tensors,
+            followed by the number of such batches.
 
     Raises:
-        tf.errors.InvalidArgumentError: If batches differ between workers. A
-            `tf.function` raises the error when the function runs.
-        ValueError: If the values of the batch differ in their number of rows.
+        tf.errors.InvalidArgumentError: If batches differ between workers, or if
+            values of the batch differ in a number of rows that is not static.
+            A `tf.function` raises the error when the function runs.
+        ValueError: If values differ in a static number of rows.
     """
     extended = strategy.extended
     if are_compared(strategy):
@@ -192,9 +193,9 @@ def _rows_of_all(batch: Any) -> tf.Tensor:
 def _places(extended: Any) -> range:
     """Return the places of this worker's replicas in a global batch.
 
-    Keras concatenates predictions in this order: first from the first replica
-    of every worker, then from the second replica of every worker, and so on.
-    `gather_rows` concatenates the arrays that a step returns in this order.
+    Keras concatenates predictions in this order: those of the first replica of
+    every worker, then those of the second replica of every worker, and so on.
+    `gather_rows`, which concatenates a step's arrays, uses the same order.
     """
     return range(extended.worker_index, extended.replicas, extended.workers)
 
@@ -209,7 +210,7 @@ def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
 def distribute_from_function(
     strategy: Any, dataset_fn: Callable, options: Any
 ) -> Any:
-    """Distribute data that each worker creates itself, by `dataset_fn`."""
+    """Distribute a dataset that each worker creates by calling `dataset_fn`."""
     if strategy.num_replicas_in_sync == 1:
         return _Parent.distribute_datasets_from_function(
             strategy, dataset_fn, options
@@ -298,20 +299,20 @@ def with_notes(
     total: int | None = None,
     **options: bool,
 ) -> tf.data.Dataset:
-    """Add notes to the elements of a dataset that replicas take in turn.
+    """Add a note to each element of a dataset; replicas take elements in turn.
 
     Args:
         dataset: This worker's dataset, which workers do not share.
         replicas: The number of replicas of this worker.
         total: The number of rows of a batch on all workers together; None if it
-            varies.
+            varies or is unknown.
         **options: See `note_next`.
     """
     spec = dataset.element_spec
 
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
-        # An element that is not a batch counts as one row on every replica.
+        # An element that is not a batch counts as one row.
         rows = (counts_of_rows(element) or [1])[0]
         note = batch_digests.note(rows, Comparison.NOTHING, total=total)
         return [(element, note)]

@@ -1,9 +1,9 @@
 """Begins each epoch with the same order of data on all workers.
 
-A shuffle draws a new order for every iterator. If only one worker looks at a
-batch of shuffled data, this worker's shuffle is one order ahead. So workers
-compare how many orders their shuffles have drawn, and the workers that are
-behind catch up.
+By default, a shuffle draws a new order for each iterator. If one worker alone
+makes an iterator, for example to look at a batch, this worker's shuffle is one
+order ahead. So workers compare how many orders their shuffles have drawn, and
+the workers that are behind catch up.
 """
 
 import zlib
@@ -42,8 +42,8 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # These values must be the same on all workers: they decide whether the
-        # workers exchange states.
+        # All workers must have equally many `_draws`, and the same
+        # `_is_python`, which decide whether workers exchange states.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)
@@ -56,8 +56,8 @@ class EpochStart:
         if not self._draws and not self._is_python:
             return iterator
         generators = generator_digests() if self._is_python else []
-        # Compare after `make()`, when most shuffles have drawn at least once,
-        # since no shuffle can be set to 0 draws.
+        # No shuffle can be set to 0 draws. So compare after `make()`, when most
+        # shuffles have drawn at least once.
         states = [zlib.crc32(draws.state()) for draws in self._draws]
         received = self._gather([generators, states])
         if self._is_python:
@@ -74,8 +74,9 @@ class EpochStart:
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            # A shuffle has drawn too often to be counted. If batches differ
-            # between workers, all workers raise an error later.
+            # A shuffle has drawn too often to be counted. If the order differs
+            # between workers, the comparison of batches (`compares_data`)
+            # detects this.
             return iterator
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)
@@ -96,8 +97,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # No shuffle can be set to 0 draws. If one needs 0, all workers skip the
-        # first order.
+        # No shuffle can be set to 0 draws. If one would need 0, skip an order
+        # of every shuffle.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

@@ -2,8 +2,8 @@
 
 TensorFlow reads ahead, in threads. When Keras drops an iterator, for example at
 the end of `fit`, some workers may have read further than others. The next
-iterators would then begin at different batches. So workers that are behind
-first draw batches until all workers have drawn the same number.
+iterators would then begin at different batches. So before the next iterator
+begins, workers that are behind draw and discard batches to catch up.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class SynchronizedGenerator:
     """A generator from which only the latest iterator may draw.
 
     Attributes:
-        peeked: The batches that Keras has drawn to see their type. Every
+        peeked: The batches that Keras has drawn to find their type. Every
             iterator begins with these batches.
     """
 

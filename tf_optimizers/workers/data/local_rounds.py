@@ -2,12 +2,12 @@
 
 `SparseLoCo(sync_every=H)` takes rounds of H steps, and exchanges entries in the
 last step of each round. `fit` exchanges logs and notes on batches in the same
-step, so that no other step waits for the network:
+step, so that few other steps wait for the network:
 
     step       1   2   3  ...   H   1   2  ...
     entries                     x
     notes                       x
-    logs       x*               x               * in the first round of an epoch
+    logs       x*               x               * in the first step of an epoch
 """
 
 import functools

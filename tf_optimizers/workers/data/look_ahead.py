@@ -1,9 +1,9 @@
-"""Exchanges metadata of the next batch during a step, so that no step waits.
+"""Exchanges metadata of the next batch while a step runs.
 
-TensorFlow's own iterators ask all workers before every step whether any worker
-has a batch, and the step waits for the answer. An `AheadIterator` exchanges
-this information, and more, during the previous step. Only the first batch of an
-iterator waits.
+TensorFlow's own iterators ask all workers before a step whether any worker has
+a batch, and the step waits for the answer. An `AheadIterator` exchanges this
+information, and more, during the previous step. So only an iterator's first
+step waits for a whole exchange.
 """
 
 import functools
@@ -42,13 +42,13 @@ class AheadIterator(DistributedIterator):
     Each element comes with two notes, an int32 [1, 2, n]: a note on its own
     batch, and a note on the next batch; see `batch_digests.py`. In parallel
     with a step, workers gather the notes of all replicas on the next batch, and
-    keep a summary of these notes in a variable.
+    store a summary of these notes in a variable.
 
-    Notes may also hold the number of rows of the whole batch. Then, in a round
-    of local steps (`local_rounds.py`), workers gather notes only in the last
-    step, or when a worker's data end. Until then, each worker computes
-    summaries from its own notes, and the variable holds the summary, followed
-    by the notes of the round so far.
+    Notes may also contain the number of rows of the whole batch. Then, in a
+    round of local steps (`local_rounds.py`), workers gather notes only in the
+    last step, or when a worker's data end. Until then, each worker computes
+    summaries from its own notes. The variable contains the summary, followed by
+    the notes of the round so far.
     """
 
     variable: Any  # This reference keeps the variable alive.
@@ -100,9 +100,9 @@ class AheadIterator(DistributedIterator):
         (iterator,) = self._iterators
         is_main = threading.current_thread() is threading.main_thread()
         if tf.executing_eagerly() and is_main:
-            # If the last step failed on this worker, the other workers are
-            # still waiting in that step. Record the failure before this worker
-            # waits for a batch.
+            # If the last step failed on this worker, other workers may still be
+            # waiting in that step. Record the failure before this worker waits
+            # for a batch.
             self._strategy.extended.check_step_ended()
         element, notes = regroup(self._parts(iterator), always_wrap=True)
         # The notes may be wrapped in an `Ending`.
@@ -143,7 +143,7 @@ class AheadIterator(DistributedIterator):
             following: The notes of this worker's replicas on the next batch.
         """
         self.wait()
-        # Notes with a total of rows are longer. The size is unknown in a
+        # Notes with a total of rows are longer. The size may be unknown in a
         # `tf.function` that is called with both kinds of notes.
         has_total = (following[0].shape[0] or 0) > SIZE
         current = round_of_fit() if has_total else None

@@ -1,8 +1,8 @@
 """Gives shared data the same order on all workers; checks order and length.
 
-Every worker iterates over the whole dataset, and keeps its part of each batch.
-If workers shuffle differently, an epoch misses some rows, and uses other rows
-more than once. If workers have different numbers of batches, they wait for each
+Every worker iterates over the whole dataset, and takes its part of each batch.
+If workers shuffled differently, an epoch would miss some rows, and use others
+more than once. With different numbers of batches, workers would wait for each
 other forever.
 """
 
@@ -159,7 +159,7 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Make the order of a dataset deterministic if workers share the dataset.
 
     With `options.deterministic=False`, parallel calls yield elements as soon as
-    they are ready, in an order that differs between workers.
+    they are ready, in an order that may differ between workers.
     """
     if not is_shared(dataset):
         return dataset
@@ -171,7 +171,9 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def agree_on_data(
     strategy: Any, dataset: Any, batches: int, rows: int | None = None
 ) -> int | None:
-    """Raise unless all workers distribute data of the same length and order.
+    """Raise if data differ between workers in length or, if shared, in order.
+
+    For shared data, this function also makes workers adopt common seeds.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
@@ -214,7 +216,7 @@ def agree_on_data(
             "in different branches. If each worker should "
             "read its own files, or has its own data, set "
             "`options.experimental_distribute.auto_shard_policy` to `FILE` or "
-            "`OFF`."
+            "`OFF`, respectively."
         )
     # Workers that do not share data may use different seeds.
     if is_same:
@@ -223,7 +225,7 @@ def agree_on_data(
 
 
 def is_shared(dataset: Any) -> bool:
-    """Return whether each worker takes its part of every batch."""
+    """Return whether workers share a dataset, and split each of its batches."""
     if dataset is None:
         return False
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -4,8 +4,8 @@ A shuffled dataset has a generator, from which each iterator draws a pair of
 seeds. If only one worker makes an iterator, this worker has a different order
 in all later epochs. TensorFlow has no API for the number of draws, but the
 saved state of an iterator depends on this number. So this module makes a second
-generator with the same seeds as the dataset's generator, and counts its draws
-until both generators have the same state.
+generator with the same seeds. It draws from the second generator until both
+generators have the same state, and counts these draws.
 """
 
 import functools
@@ -92,7 +92,7 @@ class ShuffleDraws:
     def state(self) -> bytes:
         """Return the generator's state, to compare between workers.
 
-        Workers with equal bytes have drawn equally often. The reverse is true
+        Workers with equal bytes have drawn equally often. The converse holds
         once all workers have called `set` with the same number.
         """
         if not self._saved:

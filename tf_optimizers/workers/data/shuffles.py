@@ -16,7 +16,7 @@ from tf_optimizers.workers._compat.datasets import (
 )
 from tf_optimizers.workers.data.shuffle_draws import count_draws
 
-# Stateful ops whose results are the same on all workers.
+# Stateful ops whose results are assumed to be the same on all workers.
 _SAME_ON_WORKERS = {"Assert", "ReadVariableOp"}
 
 
@@ -100,7 +100,7 @@ def replace_shuffles(
 
     Setting TensorFlow's global seed instead would have side effects: random
     numbers in `Dataset.map` would be the same in every epoch. Keras shuffles
-    arrays with these random numbers, so every epoch would have the same order.
+    arrays with such numbers, so every epoch would have the same order.
 
     Args:
         choose_seed: Returns the seed for a `Dataset.shuffle` without a seed, or
