@@ -26,7 +26,7 @@ from tf_optimizers.workers._compat.coordination import (
 )
 
 _JOBS = ("chief", "worker", "evaluator")
-# How long to wait until the first worker accepts connections, and the pauses
+# The longest wait until the first worker accepts connections, and the pauses
 # between two attempts to connect, in seconds.
 _FIRST_SECONDS = 600.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -45,7 +45,7 @@ def check_cluster(resolver: Any) -> Any:
 
     Raises:
         TypeError: If `resolver` is neither None nor a `ClusterResolver`, or if
-            a job in `TF_CONFIG` is not a list of addresses.
+            a job in `TF_CONFIG` is neither a list nor a dict of addresses.
         ValueError: If `TF_CONFIG` or the cluster is malformed.
     """
     if resolver is None:
@@ -70,7 +70,8 @@ def check_cluster(resolver: Any) -> Any:
 def check_in_time(resolver: Any) -> None:
     """Raise if TensorFlow has already started without this cluster.
 
-    After that, a process can neither join a cluster nor change to another one.
+    Once TensorFlow has started, a process can neither join nor change a
+    cluster.
     """
     cluster = resolver.cluster_spec().as_dict()
     joined = joined_cluster()
@@ -161,7 +162,7 @@ def check_options(options: Any) -> Any:
 def _check_tf_config(text: str) -> None:
     """Raise if `TF_CONFIG` is not JSON, or its `task` is malformed.
 
-    TensorFlow checks its `cluster`.
+    `check_cluster` checks the `cluster` later.
     """
     try:
         config = json.loads(text)
@@ -242,8 +243,8 @@ def check_hashes(hashes: Sequence[int], is_first: bool) -> None:
     if is_first and len(set(hashes)) > 1:
         warnings.warn(
             "All workers should have the same hash seed: otherwise a set of "
-            "strings, or a vocabulary made from a set, has a different order "
-            "on each worker. Received: different hash seeds. Set the "
+            "strings, or a vocabulary made from a set, may be in a different "
+            "order on each worker. Received: different hash seeds. Set the "
             "environment variable PYTHONHASHSEED to the same number, such as "
             "0, on all workers, before Python starts.",
             stacklevel=4,  # The line that creates the strategy.

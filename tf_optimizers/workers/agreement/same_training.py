@@ -91,7 +91,7 @@ def _digests_of(strategy: Any, variable: Any) -> list[str]:
 
 def _settings(optimizer: Any) -> dict[str, Any]:
     if not has_hooks(optimizer):
-        return {}  # The `get_config` of other optimizers may fail or warn.
+        return {}  # In other packages, `get_config` may fail or warn.
     try:
         return _without_names(optimizer.get_config())
     except NotImplementedError:  # A user's schedule may have no config.
@@ -124,8 +124,8 @@ def check_same_training(
 
     A callback may set a weight or the learning rate on one worker only. A step
     may compute a value from its replica's rows, and assign it to a weight
-    without an optimizer. Then workers differ permanently, and no step detects
-    the difference.
+    without an optimizer. Then workers would differ permanently, and no step
+    would detect the difference.
 
     Args:
         statements: The results of `statement_of` on all workers.

@@ -27,8 +27,8 @@ _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the workers that this worker waits for.
 _PATIENCE_SECONDS = 60.0
-# Seconds to wait for a write, for the answer of a first worker that has begun
-# late, and for all workers to raise an error together.
+# Seconds to wait for a write, and for all workers to raise an error together.
+# Also the extra seconds for the answer of a first worker that has begun late.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -96,9 +96,7 @@ def gather_statements(
 
 @contextlib.contextmanager
 def acting_alone(name: str) -> Iterator[None]:
-    """Make `gather_statements` raise an error in this context.
-
-    With one worker, it raises none.
+    """With several workers, make `gather_statements` raise in this context.
 
     Args:
         name: The call that this worker makes alone, for the error message.
@@ -132,10 +130,11 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             for other in range(len(tasks))
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
-        if serial:  # Workers read all notes before they make the next call.
+        if serial:
+            # Workers that make this call have read the previous call's notes.
             coordination.delete(f"tf_optimizers/{serial - 1}")
         return notes
-    # Write and read in parallel, so that the two take one round trip together.
+    # Write and read in parallel, so that both together take one round trip.
     finish_writing = _start_to_write(f"{prefix}/{worker}", note)
     answer = wait_for("all workers", "all", 0, until)
     finish_writing()
@@ -187,7 +186,8 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         if text is not None or left <= _ASKING_SECONDS:
             return text
         coordination.check_alive(task, ANSWERING_SECONDS)
-        if time.monotonic() > patience:  # Python shows a warning only once.
+        if time.monotonic() > patience:
+            # By default, Python shows the same warning only once.
             warnings.warn(warning, stacklevel=2)
 
 
@@ -225,9 +225,9 @@ def check_equal(
 
 
 def raise_together(message: str) -> None:
-    """Wait until all workers call this function, then raise a `RuntimeError`.
+    """Raise a `RuntimeError` once all workers have called this function.
 
-    Wait at most `_LISTENING_SECONDS`.
+    Wait for the other workers at most `_LISTENING_SECONDS`.
     """
     # Worker 0 hosts the key-value store, so it must not end while other workers
     # read from the store.

@@ -5,10 +5,10 @@
 
 Both workers have begun their third collective. The two collectives differ, so
 neither will end. A stalled worker publishes its position in the key-value store
-of the coordination service: the number, kind, elements and layout of its last
+of the coordination service: the number, kind, size and layout of its last
 collective. Then the worker reads the position that the next worker has
-published under the same number. If the positions of any two workers differ, and
-all have the same number, at least one worker finds a different position.
+published under the same number. If all workers have published the same number,
+but not the same position, at least one worker finds a different position.
 
 The watchdog also ends all collectives if one has waited for longer than the
 strategy's `timeout_seconds`, or if a step has failed on this worker.
@@ -71,8 +71,8 @@ class Watchdog:
                 self._since[i] = time.monotonic()
             elif self._is_late(i, now):
                 return self._timed_out(i, now)
-            # `[:4]` leaves out the state, which differs if only one worker has
-            # ended the collective.
+            # `[:4]` leaves out the state, which differs if only one of the two
+            # workers has ended the collective.
             elif now[0] and now[:4] != self._agreed.get(i):
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
@@ -156,6 +156,6 @@ def watch(extended: Any) -> None:
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # `end` also runs at exit. A thread that still ran TensorFlow then would
+    # `end` also runs at exit. A thread that still ran TensorFlow then could
     # crash the process.
     weakref.finalize(extended, end)
