@@ -56,9 +56,9 @@ def note_next(
         may_lack: Whether the last batch may have no part for some replicas.
 
     Returns:
-        A dataset of pairs: a part, and two notes, an int32 [1, 2, size of a
-        note]. The notes are wrapped in an `Ending` if the last batch may lack a
-        part.
+        A dataset of pairs (part, notes). The notes are an int32 [1, 2, size of
+        a note]: the note on this batch and the note on the next. If `may_lack`,
+        they are wrapped in an `Ending`.
     """
     # Each mapped function costs time: once to be traced, then for each iterator
     # and each step. So there are only three of them.

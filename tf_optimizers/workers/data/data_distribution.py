@@ -36,8 +36,8 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The class whose methods the strategy overrides. The new methods call the
-# functions below, which call the original methods.
+# The class whose methods the strategy overrides. The strategy's methods call
+# the functions below, which call the original methods.
 _Parent = tf.distribute.Strategy
 # The longest wait for other workers if a step cannot be traced, in seconds.
 _REPORTING_SECONDS = 10.0
@@ -55,7 +55,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         distributed = distribute()
         own = dataset_of(distributed)
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            # TensorFlow adds empty batches when it splits the batches of files.
+            # TensorFlow may add empty batches when it splits batches.
             own = own.filter(lambda *element: has_rows(element))
         return _distribute_own(
             strategy, lambda _: own, distributed.cardinality, options

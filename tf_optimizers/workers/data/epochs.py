@@ -87,7 +87,7 @@ class EpochStart:
     def _iterate_from(self, most: Sequence[int], make: Callable) -> Any:
         """Return a new iterator, after equally many draws on all workers.
 
-        `most` holds, for each shuffle, the largest number of draws on any
+        `most` lists, for each shuffle, the largest number of draws on any
         worker.
         """
         _set(self._draws, most)

@@ -101,7 +101,7 @@ class SynchronizedGenerator:
 
 
 class _PendingGenerator(threading.local):
-    """The generator behind the dataset that Keras is about to distribute."""
+    """The generator of the dataset that Keras is about to distribute."""
 
     generator: SynchronizedGenerator | None = None
 
@@ -129,6 +129,6 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
 
 
 def take_generator() -> SynchronizedGenerator | None:
-    """Return and forget the generator behind the data to distribute."""
+    """Return and forget the generator of the data to distribute, if any."""
     found, _pending.generator = _pending.generator, None
     return found

@@ -94,7 +94,7 @@ class AheadIterator(DistributedIterator):
     def _draw(self) -> tuple[tf.Tensor, Any]:
         """Draw this worker's parts of the next batch.
 
-        A replica whose data have ended gets padding rows. Returns the number of
+        A replica whose data have ended gets padding rows. Return the number of
         replicas whose data have not ended, and this worker's parts.
         """
         (iterator,) = self._iterators
