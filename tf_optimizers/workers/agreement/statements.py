@@ -28,7 +28,7 @@ ANSWERING_SECONDS = 10.0
 # Seconds until a warning names the workers that this worker waits for.
 _PATIENCE_SECONDS = 60.0
 # Seconds to wait for a write, and for all workers to raise an error together.
-# Also the extra seconds for the answer of a first worker that has begun late.
+# A first worker that has begun late also has this many extra seconds to answer.
 _LISTENING_SECONDS = 10.0
 
 # Names of the calls that this worker is making alone.
@@ -176,7 +176,7 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 def _wait(warning: str, key: str, task: str, until: float) -> str | None:
     """Return the string that a task writes under a key, or None after `until`.
 
-    While it waits, check every few seconds that the task answers. If the task
+    While waiting, check every few seconds that the task answers. If the task
     does not answer, raise TensorFlow's error.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
