@@ -1,1 +1,1 @@
-"""Exchanges values between replicas in few messages, and in a fixed order."""
+"""Exchanges values between replicas in few rounds, and in a fixed order."""

@@ -1,19 +1,19 @@
-"""Asks for messages before the other workers send them.
+"""Requests messages before the other workers send them.
 
-In TensorFlow, the receiver of a message asks the sender, which answers when the
-message is ready. If both workers begin a gather at the same time, the gather
-takes a round trip. If the receiver has asked before, the gather takes only half
-of a round trip:
+In TensorFlow, the receiver of a message sends a request to the sender, which
+replies when the message is ready. If all workers begin a gather at the same
+time, the gather takes a round trip. If the requests arrive before the messages
+are ready, the gather takes only half of a round trip:
 
-    receiver   ask ──▶              ◀── message    ask for the next ──▶
-    sender                message ready
+    receiver   request ──▶              ◀── message    next request ──▶
+    sender                    message ready
 
-Two lanes take turns to exchange messages. A lane asks for its next message as
-soon as a message has arrived in this lane. So each worker always has an open
-request to every other worker, and gathers can follow each other at intervals of
-half of a round trip. When a worker ends, the open requests to this worker fail,
-and TensorFlow aborts all collectives of the process, even those between local
-devices.
+Two lanes take turns to exchange messages. A lane requests its next messages as
+soon as an exchange in this lane has ended. So there are requests to all other
+workers even during a gather, and gathers can follow each other at intervals of
+half of a round trip. When a worker ends, the requests to this worker fail. Then
+TensorFlow aborts all collectives of the other workers, even collectives between
+local devices.
 """
 
 import functools
@@ -38,12 +38,12 @@ from tf_optimizers.workers.collectives.progress import (
 )
 from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 
-# The offset of the group keys of pairs. It must be larger than the offsets in
-# `launcher.py`.
+# The offset of the group keys of pairs of replicas. It must be larger than the
+# offsets in `launcher.py`.
 _PAIR_KEYS = 1 << 29
 _LANES = 2
-# The capacity of a queue. A queue never fills up, since a replica sends a
-# message only after the previous message of every replica has arrived.
+# The capacity of a queue. A queue never fills up, since a replica runs its
+# gathers one after another.
 _QUEUE_SIZE = 8
 
 
@@ -62,13 +62,13 @@ class Kind(NamedTuple):
 
 
 class AheadGather:
-    """Gathers messages of one kind, and asks for each message in advance.
+    """Gathers messages of one kind, and requests each message in advance.
 
     Args:
         owner: An object. The thread ends when this object is deleted, and at
             exit.
-        device: The replica's device.
-        everyone: All replicas.
+        device: This replica's device.
+        everyone: The group of all replicas.
         replica: The index of this replica among all replicas.
         kind: The kind of the messages.
     """
@@ -96,7 +96,8 @@ class AheadGather:
             ]
             self._turns[0].enqueue(True)
         threads = [BackgroundCall(owner) for _ in self._turns]
-        # At exit, queues are closed before `BackgroundCall` joins the threads.
+        # Finalizers run in reverse order at exit. So the queues are closed
+        # before `BackgroundCall` joins the threads.
         for queue in (self._sent, *self._turns):
             weakref.finalize(owner, close, queue)
         for lane, thread in enumerate(threads):
@@ -140,7 +141,7 @@ class AheadGather:
         messages.insert(self._replica, own)
         with tf.device("CPU:0"):
             self._arrived.enqueue(tf.stack(messages))
-        # TensorFlow would remove sends that the function does not return.
+        # TensorFlow would prune sends that the function does not return.
         return sends
 
     def _send(self, message: tf.Tensor, receiver: int, lane: int) -> tf.Tensor:
@@ -155,7 +156,7 @@ class AheadGather:
         )
 
     def _pair(self, sender: int, receiver: int, lane: int) -> dict[str, int]:
-        """Return the group of two replicas, for one direction and lane."""
+        """Return the group and key of messages from a sender to a receiver."""
         key, size = self._everyone
         place = (lane * size + sender) * size + receiver
         return {
@@ -166,10 +167,10 @@ class AheadGather:
 
 
 class AheadLauncher(KeyedLauncher):
-    """A launcher whose gathers ask for messages in advance.
+    """A launcher whose gathers request messages in advance.
 
-    Only gathers on CPUs between fewer than `FEWEST_IN_LEVELS` replicas do so,
-    and only if the size of a message is known when the gather is traced.
+    Gathers do so only on CPUs, among fewer than `FEWEST_IN_LEVELS` replicas,
+    and if the message's size is known statically and not 0.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -200,7 +201,7 @@ class AheadLauncher(KeyedLauncher):
         return tf.reshape(messages, [self._everyone.size * first, *others])
 
     def errors(self) -> Iterator[Exception]:
-        """Return the errors that have ended gathers."""
+        """Return the errors of gathers whose threads have failed."""
         errors = (each.error for each in self._gathers.values())
         return filter(None, errors)
 
@@ -214,11 +215,11 @@ class AheadLauncher(KeyedLauncher):
 
 
 class AheadCollectives(SparseCollectiveAllReduce):
-    """Collectives whose gathers ask for messages in advance."""
+    """Collectives whose gathers request messages in advance."""
 
     launcher = AheadLauncher
 
     @property
     def error(self) -> Exception | None:
-        """The first error that has ended a gather, or None."""
+        """The error of a gather whose thread has failed, or None."""
         return next((e for own in self._launchers for e in own.errors()), None)

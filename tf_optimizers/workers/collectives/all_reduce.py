@@ -11,9 +11,8 @@
     c: dense and small, the sum of both
 
 Rows are padded to the largest number of rows on any replica. If there are
-`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Other
-dense values are summed separately, in one all-reduce for each dtype; see
-`is_gathered`.
+`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Large
+dense values are summed separately for each dtype; see `is_gathered`.
 """
 
 from collections.abc import Sequence
@@ -40,11 +39,11 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     """Packs sparse and dense values of several dtypes into few collectives.
 
     TensorFlow's own collectives need three all-gathers per `IndexedSlices`, and
-    cannot pack different dtypes. The results are the same, except that with
-    several replicas no row occurs twice in `IndexedSlices`. Two replicas often
-    have gradients of the same row, for example of a position embedding. If this
-    row occurred twice, Keras's optimizers would square both gradients
-    separately, instead of their sum.
+    cannot pack different dtypes. If several replicas have gradients of the same
+    row, for example of a position embedding, TensorFlow returns this row
+    several times. Keras's optimizers would then square the gradients
+    separately, instead of their sum. So with several replicas, this class
+    returns each row once, with the sum.
     """
 
     launcher = KeyedLauncher
@@ -94,8 +93,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_all_gather(self, *args: Any) -> Any:
-        # TensorFlow gathers in a `tf.function`, and raises an error if it runs
-        # eagerly.
+        # TensorFlow gathers in a `tf.function`, and raises an error if this
+        # function runs eagerly.
         are_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(False)
         try:
@@ -116,7 +115,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             values: This replica's tensors, `IndexedSlices`, and `Entries`, such
                 as compressed gradients.
             replica_id: The replica's local rank.
-            options: Communication options that replace this object's, or None.
+            options: Communication options that override this object's, or None.
             reduce_op: The `tf.distribute.ReduceOp` for `values`. Defaults to
                 `SUM`.
 
@@ -159,7 +158,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     ) -> dict[Any, list[Any]]:
         """Gather entries, slices and small values in one message.
 
-        Values, and rows of slices with the same index, are summed.
+        Small values, and rows of slices with the same index, are summed.
 
         Args:
             groups: This replica's values by `_kind`.
@@ -233,6 +232,6 @@ _SPARSE = Entries, tf.IndexedSlices
 
 
 def _kind(value: Any) -> Any:
-    """Return the class of a value in `_SPARSE`, or the dtype of a tensor."""
+    """Return a value's class if it is in `_SPARSE`, else the value's dtype."""
     is_sparse = isinstance(value, _SPARSE)
     return type(value) if is_sparse else tf.as_dtype(value.dtype)

@@ -1,13 +1,13 @@
-"""Encodes values in the dtypes that TensorFlow's collectives carry.
+"""Encodes values in dtypes that TensorFlow's collectives support.
 
-    8 bits, bool     as float16, which represents all of their values
-    other numbers    bit by bit
-    strings          as padded int32 words, and their lengths
+    bool, 8-bit numbers    as float16, which represents all of their values
+    other numbers          bit by bit
+    strings                as padded int32 words, and their lengths
 
-A gather takes float16, float32, float64, int32 and int64 (TensorFlow 2.21). A
-broadcast also takes bool. Encoded tensors keep their shapes, so that users
-recognize the tensors in an error. Only complex128 and strings get one more
-dimension.
+A gather supports float16, float32, float64, int32 and int64 (TensorFlow 2.21).
+A broadcast also supports bool. Encoded tensors have the shapes of the values,
+so that users recognize the tensors in an error. Only complex128 and strings get
+one more dimension.
 """
 
 import tensorflow as tf

@@ -26,8 +26,8 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 
-# The capacity of a queue. The queue never fills up, since a step waits for a
-# call before a step starts the call again.
+# The capacity of a queue. A queue never fills up, since a call has ended before
+# a step starts the call again.
 _QUEUE_SIZE = 1 << 16
 
 
@@ -50,15 +50,16 @@ class Later:
             self.started,
             self._calls,
         )
-        # At exit, `close` runs before `BackgroundCall` joins the thread. A
-        # thread that waits for an open queue would not end.
+        # Finalizers run in reverse order at exit. So `close` runs before
+        # `BackgroundCall` joins the thread. A thread that waits for an open
+        # queue would not end.
         weakref.finalize(owner, close, started)
         thread.call(lambda: _run(started, calls))
 
     def call(
         self, function: Callable[[tf.Tensor], object], replicas: int = 1
     ) -> "Call":
-        """Create a call that `replicas` local replicas start together."""
+        """Create a call that runs when `replicas` replicas have started it."""
         call = Call(function, self, len(self._calls), replicas)
         self._calls.append(weakref.ref(call))
         return call
@@ -68,12 +69,12 @@ class Call:
     """A function that steps start, and that the thread of a `Later` runs.
 
     Args:
-        function: Called in the thread when all replicas have started the call.
-            Its argument is the int64 tensor that the last replica to start the
-            call has passed to `start`.
+        function: Called in the thread when the last replica has started the
+            call. The argument is the one that this replica passed to `start`,
+            as an int64 tensor.
         later: The `Later` whose thread runs the function.
         number: The index of the call among the calls of the thread.
-        replicas: The number of replicas that start the call.
+        replicas: The number of local replicas that start the call.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Call:
             return tf.cond(is_on, take, lambda: tf.constant(""))
 
     def wait_for_all(self) -> None:
-        """Between steps, wait until the call has ended on all local replicas.
+        """Between steps, wait until the call has ended.
 
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.
@@ -141,9 +142,9 @@ class Call:
             cause = self._channel.error or raised
             error = (
                 "Values that a step sends must arrive before a later step "
-                "needs them. Received: an error in the exchange. Look for the "
-                "first error of any worker, then start all workers again. "
-                f"This worker's error: {type(cause).__name__}: {cause}"
+                "needs them. Received: an error in the exchange. Find the "
+                "error that came first, on any worker, then start all workers "
+                f"again. This worker's error: {type(cause).__name__}: {cause}"
             )
         for queue in self._ended:
             queue.enqueue(error)
@@ -166,7 +167,7 @@ def _run(started: tf.queue.QueueBase, calls: list["weakref.ref[Call]"]) -> None:
 
 
 class GatherLater:
-    """Gathers a small tensor of each replica while the next steps run.
+    """Gathers a small tensor from each replica while the next steps run.
 
     Args:
         extended: The `SparseExtended` of the strategy.
@@ -196,7 +197,11 @@ class GatherLater:
         self._call = later.call(lambda _: run())
 
     def start(self, parts: Sequence[tf.Tensor]) -> None:
-        """Start gathering the tensors of this process's replicas."""
+        """Start to gather.
+
+        Args:
+            parts: The tensors of this worker's replicas.
+        """
 
         def keep() -> None:
             for sent, part in zip(self._sent, parts, strict=True):
@@ -220,7 +225,7 @@ class GatherLater:
 
 
 class Current(threading.local):
-    """Holds the channel on which the current thread exchanges values.
+    """The channel on which the current thread exchanges values.
 
     None stands for the strategy's main channel.
     """

@@ -1,15 +1,17 @@
 """Runs a replica's collectives, in few rounds and under fixed keys.
 
-TensorFlow's collectives are rings: a gather takes N - 1 rounds, and a sum twice
-as many. On CPUs, TensorFlow's all-to-all sends all messages at once. So three
-or more replicas on CPUs gather and sum by all-to-all: a gather takes one round,
-and a sum takes two. The number of bytes stays the same. With `FEWEST_IN_LEVELS`
-or more replicas, this would take too many messages. Then replicas gather in two
-levels instead: first within a group of neighbors, then with one replica of
-every other group.
+On CPUs, TensorFlow gathers and sums in a ring. With N replicas, a gather takes
+N - 1 rounds, and a sum twice as many. But TensorFlow's all-to-all sends all
+messages at once. So three or more replicas gather and sum by all-to-all, if
+each process has at most ten replicas. A gather then takes one round, and a sum
+takes two, for the same number of bytes.
 
-Workers that enter different collectives wait for each other forever. So each
-replica records its progress, which `watchdog.py` compares.
+With `FEWEST_IN_LEVELS` or more replicas, this would take too many messages. So
+unless N is prime, they gather in two levels: first within a group of neighbors,
+then with one replica of every other group.
+
+Workers that begin different collectives wait for each other forever. So each
+replica records its progress, which `watchdog.py` compares between workers.
 """
 
 import math
@@ -97,8 +99,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     Args:
         *args: The arguments of TensorFlow's launcher.
         local_replicas: The number of replicas in this process.
-        ranks: The place of every replica in the result of a collective.
-        replica: The index of this replica among all replicas.
+        ranks: The place of each replica in the result of a collective.
+        replica: The index of this replica in `ranks`.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         self._has_all_to_all = local_replicas <= _LOCAL_REPLICAS_AT_ONCE
         self._sends_at_once = (
             "CPU" in self._device
-            # With two replicas, TensorFlow's ring also takes one round.
+            # With two replicas, TensorFlow's ring takes as few rounds.
             and self._group_size > 2
             and self._has_all_to_all
         )
@@ -188,9 +190,9 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         return tf.reshape(received, _shape(tensor))
 
     def _in_order(self, rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-        """Return rows of equal length in the order `order`, as a matrix.
+        """Return rows of equal length in another order, as a matrix.
 
-        If this order changes nothing, return `rows` itself.
+        If `order` is sorted, return `rows` itself.
         """
         if order == sorted(order):  # True for up to ten workers.
             return rows
@@ -215,8 +217,8 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Sum a vector over replicas.
 
-        Each replica receives its own part of every vector, and adds these parts
-        by `tf.add_n`. Then all replicas gather the sums.
+        Each replica receives one part of every replica's vector, and adds these
+        parts by `tf.add_n`. Then all replicas gather the sums.
         """
         size, count = _elements(flat), self._group_size
         # TensorFlow (2.21) crashes in an exchange without elements.
@@ -245,10 +247,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
         Args:
             operation: The name of the operation.
             tensor: The input of the operation.
-            signature: The kind (gather, reduce or all-to-all), number of
-                elements and layout, for records and keys. The kind may differ
-                from `operation`: a gather may run as an all-to-all. Within a
-                group, equal signatures must mean equal shapes of `tensor`.
+            signature: The purpose (gather, reduce or all-to-all), number of
+                elements and layout, for records and keys. The purpose may
+                differ from `operation`: a gather may run as an all-to-all. If
+                signatures are equal within a group, the shapes of `tensor` must
+                be equal, too.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
             **attributes: Attributes of the operation.

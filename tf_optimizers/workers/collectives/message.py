@@ -11,8 +11,8 @@ Two workers exchange messages as follows:
         └──────────── all-gather ──────┘
     entries of all, biases of 0 + biases of 1: the same on both
 
-So small dense values, such as biases, need no separate round. But each of the N
-replicas sends these values N - 1 times.
+So small dense values, such as biases, need no separate round. But each replica
+sends these values to every other replica.
 """
 
 import zlib
@@ -43,7 +43,7 @@ class Content(NamedTuple):
         entries: Compressed gradients, as `Entries`.
         slices: Sparse gradients, as `IndexedSlices`.
         groups: Dense values, grouped by dtype.
-        rows: For each of `slices`, the number of rows on every replica.
+        rows: For each of `slices`, the numbers of rows on all replicas.
     """
 
     entries: Sequence[Entries] = ()
@@ -103,9 +103,9 @@ def unpack(
 def layout(content: Content) -> int:
     """Return a checksum, at least 1, of a message's dtypes and shapes.
 
-    Numbers of rows are left out, since they may differ between replicas.
-    Replicas exchange messages only if their checksums are equal. Otherwise, a
-    replica would read bits as values of another dtype or shape.
+    Numbers of rows are left out, since they may differ between replicas. The
+    instance key of the message depends on the checksum, so that no replica
+    decodes values in a wrong dtype or shape.
     """
     described = [
         [(e.code, e.values.shape[0], e.size) for e in content.entries],
@@ -160,20 +160,19 @@ def _most(counts: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.reduce_max(counts), 1)
 
 
-# The cost of a round, in bytes. A network of 1 Gbit/s carries this many bytes
-# in a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
+# The cost of a round, in bytes. A network of 1 Gbit/s sends this many bytes in
+# a round trip of 1 ms, and a network of 100 Mbit/s in a round trip of 10 ms.
 # The constant decides between an all-gather and an all-reduce. The network is
 # not measured, since a wrong decision costs little: at most twice these bytes,
-# or two rounds.
+# or the rounds of an all-reduce.
 ROUND_BYTES = 1 << 17
 
 
 def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Return whether to gather values of one dtype, and to sum them locally.
 
-    A gather sends the values N - 1 times, but saves the two rounds of a
-    separate all-reduce. On CPUs, both add by `tf.add_n`. With up to ten workers
-    they add in the same order, so the sums are bit-identical.
+    In a gather, each replica sends the values to every other replica, but the
+    gather saves the rounds of a separate all-reduce.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:
@@ -185,7 +184,7 @@ def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
 def sum_replicas(
     words: WordReader, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Return the sums of dense values over replicas, added by `tf.add_n`.
+    """Return the sums of dense values over replicas.
 
     Args:
         words: The reader of the messages, positioned at these values.
@@ -193,5 +192,5 @@ def sum_replicas(
     """
     size = sum(value.shape.num_elements() for value in values)
     every = words.read(values[0].dtype, [size])
-    # `reduce_sum` adds in an order that depends on the number of cores.
+    # `tf.reduce_sum` would add in an order that depends on the number of cores.
     return split(tf.add_n(tf.unstack(every)), values)

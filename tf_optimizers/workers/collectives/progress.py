@@ -1,26 +1,28 @@
 """Gives collectives fixed instance keys, and tracks each replica's progress.
 
-TensorFlow matches the collectives of different workers by a number, the
-instance key. By default, TensorFlow numbers collectives consecutively, and asks
-the first worker about every new key. The request takes a round trip before
-anything is exchanged, and leaves a record that is never deleted. Here, the key
-depends only on the collective's kind, dtype, number of elements and layout, so
-the same keys are used in every step. The key does not depend on how often a
-worker has traced a function, which may differ between workers. TensorFlow
-requires that collectives with the same key have the same kind, dtype and number
-of elements.
+Within a group of devices, TensorFlow matches the collectives of different
+workers by a number, the instance key. For each new key, a worker sends a
+request to the first worker. The request takes a round trip before anything is
+exchanged, and leaves a record that is never deleted. By default, TensorFlow
+numbers collectives consecutively, so every step has new keys. Here, the key
+depends only on the collective's operation, dtype, number of elements and
+layout. So steps that exchange values of the same shapes and dtypes use the same
+keys, even if workers trace functions a different number of times. TensorFlow
+requires that collectives with the same key have the same operation, dtype and
+number of elements.
 
-Using a key again is safe, even within a step. The ordering token makes a
+It is safe to use a key again, even within a step. An ordering token makes a
 replica run its collectives one after another, and all workers run them in the
 same order. A collective ends only when all values that it sends have been read,
-and all values that it receives have arrived. So a worker that is ahead of the
-others finds no partner under its key, and waits.
+and all values that it receives have arrived. So if a worker begins its next
+collective early, this collective waits for the other workers.
 
 After a failed step, however, a worker that continued would exchange values in
 the wrong collective, and no error would show this. So each replica records
 whether it is in a collective, and whether it is in a run of a step. If a
 collective or a run has not ended when the next one begins, the replica has
-failed. Each event (row) changes the state (column) as follows:
+failed, and cannot continue. Each event (row) changes the state (column) as
+follows:
 
               idle    in a collective    in a run    in both
     enter     run     failed             failed      failed
@@ -28,8 +30,8 @@ failed. Each event (row) changes the state (column) as follows:
     end       failed  idle               failed      run
     leave     failed  failed             idle        failed
 
-The variable that holds this state is also the ordering token, so each change of
-state is ordered among the collectives.
+The ordering token is the variable that contains this state. So TensorFlow runs
+changes of state and collectives in order.
 """
 
 from collections.abc import Sequence
@@ -49,16 +51,16 @@ DTYPES = (
     *(tf.int32, tf.int64),
 )
 
-# A key has 31 bits. The upper 5 bits hold the number of the kind, and the lower
-# 26 bits depend on the number of elements. Keys of packed messages share all
-# numbers above those of `kind_number`. Number 0 is left to TensorFlow's own
-# keys, which count up from 100, and to `lone_key`, which counts down.
+# A key has 31 bits. The upper 5 bits are the number of the kind, and the lower
+# 26 bits depend on the number of elements. Keys of packed messages use all
+# larger numbers in the upper bits. Number 0 is left to TensorFlow's own keys,
+# which count up from 100, and to `lone_key`, which counts down.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
 
 def kind_number(operation: str, dtype: tf.DType) -> int:
-    """Return the number of a kind: an operation on a dtype; in [1, 21]."""
+    """Return the number, in [1, 21], of a collective's operation and dtype."""
     # All other dtypes share the last number of an operation, since TensorFlow
     # rejects them.
     place = (*DTYPES, dtype).index(dtype)
@@ -66,7 +68,7 @@ def kind_number(operation: str, dtype: tf.DType) -> int:
 
 
 def describe(kind: int, elements: int, layout: int = 0) -> str:
-    """Return the description of a collective for an error message."""
+    """Describe a collective, for an error message."""
     operation, place = divmod(kind - 1, len(DTYPES) + 1)
     dtype = (*(d.name for d in DTYPES), "another dtype")[place]
     packed = f" in the layout {layout:08x}" if layout else ""
@@ -76,14 +78,14 @@ def describe(kind: int, elements: int, layout: int = 0) -> str:
 def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
-    The chance that two different layouts have the same key is 1 in 670 million.
+    The chance that two layouts have the same key is 1 in 670 million.
 
     Args:
         kind: The number of the collective's kind, from `kind_number`.
         elements: The number of elements passed to the collective: an int, or an
             int64 tensor if the number is not known statically.
-        layout: A checksum of the meaning of the elements, from
-            `message.layout`. Defaults to `0`, for plain values of the dtype.
+        layout: A checksum of a packed message's dtypes and shapes, from
+            `message.layout`. Defaults to `0`, for a tensor that is not packed.
     """
     size, first = 1 << _ELEMENT_BITS, kind
     if layout:
@@ -97,7 +99,7 @@ def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return a key that no other replica uses, so that a collective waits."""
+    """Return a key that only this replica uses, so that a collective waits."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 
@@ -192,8 +194,7 @@ class Progress:
 
         Args:
             states: The next state, by the current state.
-            begun: The number of runs and collectives that begin. Defaults to
-                `0`.
+            begun: The number to add to the count. Defaults to `0`.
             what: The kind, elements and layout of a collective that begins.
                 Defaults to `None`: keep those of the last collective.
         """

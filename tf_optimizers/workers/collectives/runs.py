@@ -1,15 +1,15 @@
 """Tracks runs of steps, and calls functions in the background.
 
-When a step fails on a worker, this worker may be between two collectives, or
-may have updated only some weights. The other workers wait for this worker, or
-have begun later steps. If the failed worker begins another step, the other
-workers must not exchange values with that step. So every run of a step records
-its start and its end.
+A step may fail on a worker when only some of its collectives have run, or only
+some weights have been updated. The other workers may wait for this worker, or
+may have begun later steps. If this worker began another step, workers would
+exchange values of different steps. So with several workers, every run of a step
+records its start and its end; see `progress.py`.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
-TensorFlow runs this exchange in parallel, since no other operation needs the
-result. In eager mode, a background thread runs the exchange. The next exchange
-waits for the thread, so that all workers exchange in the same order.
+TensorFlow runs this exchange in parallel with the step. In eager mode, a thread
+can run the exchange. The next exchange waits for the thread, so that all
+workers exchange in the same order.
 """
 
 import atexit
@@ -31,8 +31,8 @@ from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
 )
 
-# Seconds to wait at exit for the last call, before and after collectives are
-# aborted. The call ends soon, unless another worker has failed.
+# Seconds to wait for the last call at exit, before and after all collectives
+# are aborted.
 _ENDING_SECONDS = 2.0
 _ABORTED_SECONDS = 1.0
 
@@ -43,8 +43,8 @@ class BackgroundCall:
     Args:
         owner: The object that uses the thread, such as a strategy. If the
             owner is deleted, a running call continues, since other workers may
-            still need the call. At exit, a call that does not end soon is
-            aborted.
+            still need the call. At exit, if the call does not end soon, all
+            collectives are aborted.
         is_at_once: Whether to call functions directly instead of in a thread,
             for example if there are no other workers. A caller that cannot
             call `wait` before each step may set this attribute to True later.
@@ -59,7 +59,7 @@ class BackgroundCall:
         weakref.finalize(owner, self._end)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call `wait`, which may raise an error; then start a function."""
+        """Call `wait`, which may raise an error; then call a function."""
         self.wait()
         if self.is_at_once:
             function()
@@ -103,7 +103,7 @@ class BackgroundCall:
 
 
 def _join(thread: threading.Thread) -> None:
-    """Wait for a thread at exit; abort all collectives if it does not end."""
+    """Join a thread at exit; abort all collectives if it does not end soon."""
     thread.join(_ENDING_SECONDS)
     if thread.is_alive():
         coordination.abort("A worker has ended before the other workers.")
@@ -112,8 +112,9 @@ def _join(thread: threading.Thread) -> None:
 
 def close(queue: tf.queue.QueueBase) -> None:
     """Close a queue, so that no thread waits for its elements."""
-    # Python may delete the owner of the thread while TensorFlow traces a
-    # `tf.function`. Close the queue now, not when the traced function runs.
+    # This function is a finalizer, which Python may call while TensorFlow
+    # traces a `tf.function`. Close the queue now, not when the traced function
+    # runs.
     with tf.init_scope():
         queue.close(cancel_pending_enqueues=True)
 
@@ -123,7 +124,7 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
     ranks = range(count)
     if not tf.executing_eagerly():
         return list(map(function, ranks))
-    # Use threads, since the first replica waits for the other replicas.
+    # Use threads, since each replica may wait for the others in `function`.
     with multiprocessing.pool.ThreadPool(count) as pool:
         return pool.map(function, ranks)
 
@@ -131,16 +132,16 @@ def in_every_replica(function: Callable[[int], Any], count: int) -> list[Any]:
 def run_tracked(strategy: Any, run: Callable[[], Any], arguments: Any) -> Any:
     """Call `run`, record its start and end, and return its result.
 
-    The records are explained in `progress.py`. With one worker, or under XLA,
-    nothing is recorded.
+    `progress.py` explains the records. With one worker, or under XLA, nothing
+    is recorded.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         run: A function without arguments that calls a step on all local
             replicas.
-        arguments: The arguments of the step. The run starts when the arguments
-            are available, so that the end of an iterator does not count as a
-            failed run.
+        arguments: The arguments of the step. The start is recorded when the
+            arguments are available, so that the end of an iterator does not
+            count as a failed run.
     """
     if strategy.extended.workers == 1 or in_xla():
         return run()

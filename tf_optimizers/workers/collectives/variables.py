@@ -1,4 +1,4 @@
-"""Creates a strategy's variables, of any dtype; `float` accepts them."""
+"""Creates a strategy's variables, of any dtype, which `float` accepts."""
 
 import functools
 from collections.abc import Callable
@@ -54,7 +54,8 @@ class VariablesExtended(CollectiveAllReduceExtended):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Any:
-        # TensorFlow can broadcast values of only a few dtypes.
+        # TensorFlow can broadcast values of only a few dtypes, so
+        # `_of_first_worker` encodes other values.
         own = replica_id, device, primary_var
         method = super()._get_variable_creator_initial_value
         make = functools.partial(method, *own)
@@ -90,8 +91,8 @@ def _of_first_worker(
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             if value.shape.num_elements() == 0:
                 # TensorFlow crashes in a broadcast without elements, so send
-                # one element instead. The higher rank makes the broadcast fail
-                # on a worker whose value has elements.
+                # one element instead. Its higher rank makes the broadcast fail
+                # if another worker's value has elements.
                 broadcast(tf.zeros((value.shape.rank + 1) * [1]))
                 return value
             if value.dtype != tf.string:
