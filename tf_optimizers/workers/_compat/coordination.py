@@ -1,8 +1,8 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
 Processes exchange strings through the service's key-value store, outside of
-steps. Reads have a timeout. This module also finds the cluster that the process
-has joined, and aborts the collectives of the process.
+steps. This module also finds the cluster that the process has joined, and
+aborts the collectives of the process.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def has_tensorflow_started() -> bool:
 def joined_cluster() -> tuple[dict[str, Any], str, int] | None:
     """Return this process's cluster, task type and task index.
 
-    Return None if no strategy has joined a cluster yet. TensorFlow has no
+    Return None if the process has not joined a cluster. TensorFlow has no
     public accessor.
     """
     server = context.context()._collective_ops_server_def
@@ -61,7 +61,7 @@ def delete(key: str) -> None:
 
 
 def check_alive(task: str, timeout: float) -> None:
-    """Raise TensorFlow's error if a task is silent or has restarted.
+    """Raise a `tf.errors.OpError` if a task does not answer or has restarted.
 
     Args:
         task: The name of the task, such as "/job:worker/replica:0/task:1".

@@ -33,7 +33,8 @@ def called_graphs(op: tf.Operation) -> Iterator[Any]:
 
 def seeds_of(dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """Return the two seeds of a shuffle; an empty list for other datasets."""
-    # Workers compare these seeds, because all workers must draw the same rows.
+    # Workers that read the same data compare these seeds, because they must
+    # draw the same rows.
     if not isinstance(dataset, _ShuffleDataset):
         return []
     return [dataset._seed, dataset._seed2]

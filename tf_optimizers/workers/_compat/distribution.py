@@ -6,7 +6,7 @@ import these names.
 
 # ruff: noqa: F401
 
-# Implements `MultiWorkerMirroredStrategy`. `SparseExtended` extends this class.
+# Implements `MultiWorkerMirroredStrategy`. `VariablesExtended` is a subclass.
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )

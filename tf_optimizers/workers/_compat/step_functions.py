@@ -20,8 +20,8 @@ _STEPS = ("train_step", "test_step")
 
 
 def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
-    """Return sample weights for a loss's elements, 0 for masked elements."""
-    # Keras has no public function that combines weights and a mask.
+    """Combine sample weights and a mask, as Keras does for a reduction."""
+    # Keras has no public function for this.
     return keras_losses.apply_mask(
         sample_weight, mask, dtype="float32", reduction=reduction
     )
@@ -65,8 +65,8 @@ def mark_steps(
 ) -> None:
     """Make Keras run train and test steps as `ModelStep`, permanently.
 
-    A `ModelStep` refers to the model. Some steps do not: for example, a lambda,
-    or a function that a decorator returns.
+    A `ModelStep` refers to the model. Some steps, such as a lambda or a
+    function that a decorator returns, do not.
 
     Args:
         is_for: Called with a strategy; returns whether to pass a `ModelStep`.
@@ -93,8 +93,8 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
     """Return the model of a step, the step's function, and the step's kind.
 
     Keras trains and evaluates with a `ModelStep`, and predicts with a function
-    that refers to the model. Custom loops run a method of the model. Any of
-    these functions may be wrapped.
+    that refers to the model. Custom loops may run a method of the model. A
+    `tf.function` or a decorator may wrap any of these functions.
 
     Returns:
         None if the function is not a step. The kind is "train_step",
@@ -139,10 +139,11 @@ def _model_of_step(function: Any) -> keras.Model | None:
 
 
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
-    """Return the name of a step's attribute: "train_step" or "test_step".
+    """Return the kind of a step: "train_step" or "test_step".
 
-    If neither attribute of the model holds the step, the names of the functions
-    decide. For example, the step may be the method of a base class.
+    If the model's attributes of these names are other functions, the names of
+    the functions in `chain` decide. For example, the step may be the method of
+    a base class.
 
     Args:
         model: The model.
