@@ -1,1 +1,1 @@
-"""Trains Keras models on several workers, with the results of one process."""
+"""Implements the strategy that trains Keras models on several workers."""

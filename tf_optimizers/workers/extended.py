@@ -32,9 +32,9 @@ from tf_optimizers.workers.collectives.variables import VariablesExtended
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
-# TensorFlow identifies each group of devices by a number, its group key. Each
-# strategy reserves this many keys. Every worker's `worker_channel` takes one
-# key, so there must be more keys than workers.
+# TensorFlow identifies a group of devices by a number, the group key. Each
+# strategy reserves this many keys. Each worker's `worker_channel` needs a
+# different key, so there must be at least as many keys as workers.
 _KEYS_PER_STRATEGY = 1 << 12
 # By default, TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow
 # for messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.
@@ -50,8 +50,7 @@ class SparseExtended(VariablesExtended):
 
     Attributes:
         replica_group: The class of the object that `replicas_of` returns.
-        number: The strategy's number among the strategies of this process,
-            from 1.
+        number: The strategy's number, counted from 1 in each process.
         channels: The objects that run collectives between workers. Each channel
             runs its collectives one after another. `later` adds more channels.
     """
@@ -163,10 +162,10 @@ class SparseExtended(VariablesExtended):
         )
 
     def reduce_in_parallel(self, reduce_op: Any, value: Any) -> Any:
-        """Reduce a value over all replicas, in parallel with other collectives.
+        """Reduce a value over all replicas, on the side channel.
 
-        TensorFlow runs the collectives of a group of devices one after another.
-        So this method uses a second group, which has the same devices.
+        Collectives of one channel run one after another. In a `tf.function`,
+        different channels can run in parallel.
         """
         return self._side_channel.reduce(
             tf.distribute.ReduceOp(reduce_op), value, destinations=value
@@ -178,16 +177,17 @@ class SparseExtended(VariablesExtended):
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
     ) -> tf.Tensor:
-        """Exchange the replicas' notes on a batch; return a summary.
+        """Exchange the replicas' notes on batches; return a summary.
 
-        A note is a vector of numbers that describes one replica's part of the
+        A note is a vector of numbers that describes one replica's part of a
         batch.
 
         Args:
             summarize: Called with the stacked notes of all replicas and with
                 `before`. Returns the summary.
-            notes: The notes of this worker's replicas.
-            before: The summary of the previous batch.
+            notes: For each replica of this worker, the note on one batch, or
+                the stacked notes on several batches.
+            before: The previous summary.
         """
         if tf.executing_eagerly():
             return self._summarize_in_function(summarize, list(notes), before)
@@ -195,7 +195,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """`_summarize` as a `tf.function`, whose ops run without Python."""
+        """`_summarize` as a `tf.function`, for eager mode."""
         return tf.function(self._summarize, autograph=False)
 
     def _summarize(
@@ -203,14 +203,15 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         if self.workers == 1:
             return summarize(tf.stack(notes), before)
-        # Do not use the side channel, on which the step reduces its scalars.
+        # The step uses the main channel and the side channel. On a third
+        # channel, this exchange can run in parallel with the step.
         return summarize(self.gather_copies(self._input_channel, notes), before)
 
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Gather notes on a batch; return the notes of all replicas, stacked.
 
-        Every replica of this worker sends `note`. The gather uses the main
-        channel, since the step waits for the notes.
+        Every replica of this worker sends `note`. The step waits for the notes,
+        so the gather can use the main channel.
         """
         return self.gather_copies(
             self.channel, [note] * len(self.worker_devices)
@@ -219,11 +220,12 @@ class SparseExtended(VariablesExtended):
     def gather_copies(
         self, channel: Any, copies: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Gather a small tensor from each replica; return all of them, stacked.
+        """Gather a tensor from each replica; return all of them, stacked.
 
         Args:
             channel: The channel for the exchange.
-            copies: The tensors of this worker's replicas, of the same shape.
+            copies: A tensor for each replica of this worker. The tensors of all
+                workers must have the same shape.
         """
 
         def gather(rank: int) -> tf.Tensor:
@@ -241,7 +243,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def background(self) -> BackgroundCall:
-        """The thread that exchanges notes on batches during an eager step."""
+        """Runs exchanges of notes on batches in eager mode."""
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
@@ -257,9 +259,9 @@ class SparseExtended(VariablesExtended):
         """Run a collective from replica context, and return its result.
 
         Args:
-            method: A channel's method. Called for each local replica as
-                `method(*args, local rank, None)`, so that the channel's own
-                communication options apply.
+            method: A channel's method. Called once for each local replica, as
+                `method(*args, rank, None)`, with the replica's local rank. None
+                stands for the channel's own communication options.
             *args: Nests of the calling replica's tensors.
         """
         context = tf.distribute.get_replica_context()

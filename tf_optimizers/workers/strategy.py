@@ -72,10 +72,10 @@ class SparseMultiWorkerMirroredStrategy(
     A `tf.distribute.MultiWorkerMirroredStrategy` under which `fit`, `evaluate`
     and `predict` of Keras 3 work. An `all_reduce` exchanges all
     `tf.IndexedSlices` in two all-gathers, instead of three per variable. The
-    second all-gather also carries small dense values. In a `tf.function`, large
-    dense values of one dtype are sent in packs of
-    `communication_options.bytes_per_pack` bytes or, if this option is 0, the
-    default, in one pack.
+    second all-gather also contains the dense values of a dtype if their total
+    size is small. In a `tf.function`, other dense values of a dtype are sent in
+    packs of about `communication_options.bytes_per_pack` bytes, or in one pack
+    if this option is 0, the default.
 
     On CPUs, with at most ten replicas per worker, a gather takes one round
     trip, and a sum of large values takes two. With 64 or more replicas, gathers
@@ -103,8 +103,8 @@ class SparseMultiWorkerMirroredStrategy(
       the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so
       that `gradient_accumulation_steps` and `steps_per_execution` work.
-    - If every worker iterates over the whole dataset, all workers see its
-      elements in the same order, even without a seed.
+    - If every worker iterates over the whole dataset, all workers get its
+      elements in the same order, even if shuffles have no seed.
     - If workers were started with different settings, have different numbers
       of batches, or exchange values of different sizes, they raise an error
       instead of waiting for each other forever.
@@ -201,21 +201,22 @@ class SparseMultiWorkerMirroredStrategy(
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """Split the batches of a dataset among all replicas.
+        """Distribute a dataset of global batches to all replicas.
 
         Every worker must call this method. `fit`, `evaluate` and `predict` call
         this method themselves.
 
         Raises:
-            RuntimeError: If only some workers call this method, or if their
-                data differ in length or order.
+            RuntimeError: If only some workers call this method, if their data
+                differ in length, or if workers shuffle the same data with
+                different seeds.
         """
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable, options: Any = None
     ) -> Any:
-        """Distribute datasets that `dataset_fn` creates on each worker.
+        """Distribute the dataset that `dataset_fn` creates on each worker.
 
         Every worker must call this method.
 
@@ -235,11 +236,10 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return the replicas' results.
 
         In a `tf.function`, the first `reduce` of a returned float32 scalar
-        reduces all of these scalars, in one exchange. In `train_step` and
-        `test_step` of a Keras model, each replica computes the values that a
-        single process would compute from the replica's rows. The replica's
-        gradients are then multiplied by the replica's share of the rows of the
-        global batch.
+        reduces all returned float32 scalars, in one exchange. In `train_step`
+        and `test_step` of a Keras model, Keras does not divide losses by the
+        number of replicas. Instead, each replica's gradients and metrics are
+        weighted by the replica's share of the rows of the global batch.
         """
         with self._steps.reporting_failures():
             step, args = self._steps.of(fn, args, kwargs)
@@ -299,9 +299,9 @@ class SparseMultiWorkerMirroredStrategy(
 
     @functools.cached_property
     def gather_rows_in_function(self) -> Callable:
-        """`gather_rows` as a `tf.function`.
+        """`gather_rows` as a `tf.function`, for eager mode.
 
-        TensorFlow traces its own gather at every call in eager mode.
+        In eager mode, TensorFlow traces its own gather at every call.
         """
         gather = functools.partial(gather_rows, self)
         return tf.function(gather, autograph=False)
@@ -309,19 +309,19 @@ class SparseMultiWorkerMirroredStrategy(
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None
     ) -> Any:
-        """Reduce every value of a nest over replicas, and along `axis`.
+        """Reduce every value of a nest over replicas, and along any `axis`.
 
         Unlike TensorFlow's method, this method accepts all values that Keras 3
         passes: nests, and scalars together with an axis. The axis is ignored
-        for scalars, and for values that a model's step has already reduced:
-        results of metrics, and arrays.
+        for scalars. If a model's step has already reduced a value, such as a
+        metric's result, the mean of this value is the value itself.
 
-        TensorFlow also calls this method to read a variable whose value differs
-        between replicas, such as `DGCMomentum`'s state.
+        TensorFlow also calls this method to read a variable whose value may
+        differ between replicas, such as `DGCMomentum`'s state.
 
         Raises:
-            RuntimeError: If only some workers read such a variable, or if
-                workers have trained differently.
+            RuntimeError: If workers do not read the same variable together, or
+                have trained differently.
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:

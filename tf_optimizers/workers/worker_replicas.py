@@ -5,10 +5,10 @@ value's owner. Replicas send gradients to the owners in messages. A message has
 one row per owner, and all rows are padded to the longest row:
 
     replica 0   [a b | c .]   ─ all-to-all ─▶   0: sums of a b
-    replica 1   [a b | c .]                   1: sums of c .
+    replica 1   [a b | c .]                     1: sums of c .
 
-After the step, each owner sends a row of new weights to all replicas. A message
-has one dtype, and at most `LARGEST_MESSAGE` bytes.
+After an owner has updated its values, it sends a row of new values to all
+replicas. A message has one dtype, and at most `LARGEST_MESSAGE` bytes.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.later import Call
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# The largest size of a message. Larger messages would be slower, since the
-# operating system clears their memory each time. Smaller messages would take
-# more round trips.
+# The largest size of a message, in bytes. Larger messages would be slower,
+# since the operating system clears their memory each time. Smaller messages
+# would take more round trips.
 LARGEST_MESSAGE = 1 << 24
 
 
@@ -82,7 +82,7 @@ class WorkerReplicas(ReplicaGroup):
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Concatenate the rows of all replicas.
 
-        All replicas must pass the same number of rows.
+        All replicas must pass tensors of the same shape.
         """
         extended = self._strategy.extended
         return extended.in_replica(extended.channel.all_gather, rows)
@@ -90,10 +90,7 @@ class WorkerReplicas(ReplicaGroup):
     def sum_at_owners(
         self, values: Sequence[tf.Tensor], owners: Sequence[int]
     ) -> list[tf.Tensor]:
-        """Return each value's sum over replicas, for the value's owner.
-
-        The sum is valid only on the owner.
-        """
+        """Return each value's sum over replicas, valid only on its owner."""
 
         def send(message: Message) -> list[tuple[list[Range], tf.Tensor]]:
             numbers = to_numbers(_rows(message, message.rows, values))
@@ -176,7 +173,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context where code that needs other workers raises an error.
+        """Return a context in which the exchange of statements raises an error.
 
         Args:
             name: The call that this worker makes alone, for the error message.
@@ -202,14 +199,14 @@ class WorkerReplicas(ReplicaGroup):
     ) -> None:
         """Raise unless all workers have the same optimizer and variables.
 
-        Only the first call with an optimizer compares anything.
+        An optimizer that has been compared is not compared again.
         """
         compared = self._strategy.compared_optimizers
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
-            # This has also compared the weights and step counts of wrapped
-            # optimizers. Only the settings of our own optimizers have yet to be
-            # compared, in the first step of each.
+            # The weights and steps of wrapped optimizers have been compared,
+            # too. But a wrapper's settings may omit those of our optimizers, so
+            # wrapped optimizers of ours are compared again in their first step.
             inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
             compared.update(each for each in inner if not has_hooks(each))
@@ -221,7 +218,7 @@ def is_ours(strategy: tf.distribute.Strategy) -> bool:
 
 
 def strategy_of_replica() -> Any:
-    """Return the strategy of the calling replica; None unless it is ours."""
+    """Return the calling replica's strategy if it is ours, else None."""
     context = tf.distribute.get_replica_context()
     is_known = context is not None and is_ours(context.strategy)
     return context.strategy if is_known else None
@@ -251,7 +248,8 @@ class Message(NamedTuple):
 
     Attributes:
         dtype: The dtype of the values.
-        rows: One row per replica, with the ranges that the replica owns.
+        rows: One row per replica: the ranges in this message that the replica
+            owns.
         length: The number of elements to which each row is padded.
     """
 
