@@ -65,7 +65,7 @@ class AheadGather:
     """Gathers messages of one kind, and requests each message in advance.
 
     Args:
-        owner: An object. The thread ends when this object is deleted, and at
+        owner: An object. The threads end when this object is deleted, and at
             exit.
         device: This replica's device.
         everyone: The group of all replicas.
@@ -125,7 +125,7 @@ class AheadGather:
             self._arrived.close()
 
     def _exchange(self, lane: int) -> list[tf.Tensor]:
-        """Exchange a message with each other replica; return the sends."""
+        """Exchange a message with every other replica; return the sends."""
         everyone = range(self._everyone.size)
         others = [i for i in everyone if i != self._replica]
         with tf.device("CPU:0"):

@@ -18,7 +18,7 @@ _WORD_BYTES = 4
 
 
 def to_numbers(tensor: tf.Tensor) -> tf.Tensor:
-    """Encode a tensor in one of the dtypes in `GATHERED_DTYPES`."""
+    """Encode numbers or bools in one of the dtypes in `GATHERED_DTYPES`."""
     dtype = tensor.dtype
     if dtype in GATHERED_DTYPES:
         return tensor

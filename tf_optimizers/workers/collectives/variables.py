@@ -55,7 +55,7 @@ class VariablesExtended(CollectiveAllReduceExtended):
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Any:
         # TensorFlow can broadcast values of only a few dtypes, so
-        # `_of_first_worker` encodes other values.
+        # `_of_first_worker` encodes values of other dtypes.
         own = replica_id, device, primary_var
         method = super()._get_variable_creator_initial_value
         make = functools.partial(method, *own)
