@@ -309,7 +309,7 @@ class SparseMultiWorkerMirroredStrategy(
     def reduce(
         self, reduce_op: Any, value: Any, axis: int | None = None
     ) -> Any:
-        """Reduce every value of a nest over replicas, and along any `axis`.
+        """Reduce the values of a nest over replicas, and along `axis` if given.
 
         Unlike TensorFlow's method, this method accepts all values that Keras 3
         passes: nests, and scalars together with an axis. The axis is ignored

@@ -199,14 +199,14 @@ class WorkerReplicas(ReplicaGroup):
     ) -> None:
         """Raise unless all workers have the same optimizer and variables.
 
-        An optimizer that has been compared is not compared again.
+        Later calls with the same optimizer compare nothing.
         """
         compared = self._strategy.compared_optimizers
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
             # The weights and steps of wrapped optimizers have been compared,
-            # too. But a wrapper's settings may omit those of our optimizers, so
-            # wrapped optimizers of ours are compared again in their first step.
+            # too, but perhaps not their settings. So if one of our optimizers
+            # is wrapped, it is compared again in its first step.
             inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
             compared.update(each for each in inner if not has_hooks(each))

@@ -29,10 +29,10 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """In this context, sum each loss from `add_loss` by the function `by`.
+    """In this context, sum each loss in `model.losses` by the function `by`.
 
     Args:
-        model: The model that computes its loss.
+        model: The model.
         by: Called with Keras's own function and a loss; returns the sum.
     """
     name = "_aggregate_additional_loss"
