@@ -1,6 +1,6 @@
 """Finds the model and the Python function of a step.
 
-This module also wraps private names of Keras that change or replace a step.
+This module also uses private names of Keras to change or replace a step.
 """
 
 import contextlib
