@@ -282,7 +282,7 @@ class SparseExtended(VariablesExtended):
 
     @functools.cached_property
     def later(self) -> dict[str, Later]:
-        """Threads that exchange values while the next steps run, by purpose.
+        """For each purpose, a thread that exchanges values while steps run.
 
         The purposes are "entries", "logs" and "notes". Each thread has its own
         channel, so no thread waits for another.

@@ -32,7 +32,7 @@ _QUEUE_SIZE = 1 << 16
 
 
 class Later:
-    """Runs calls in a thread, on a separate channel for exchanges.
+    """Runs calls in a thread, with a separate channel for exchanges.
 
     Args:
         owner: An object. The thread ends when this object is deleted, and at

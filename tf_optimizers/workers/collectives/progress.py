@@ -143,8 +143,9 @@ class Progress:
 
     Args:
         device: The replica's device.
-        is_guarded: Whether replicas of other processes take part. If not, all
-            replicas fail together, and the state need not be tracked.
+        is_guarded: Whether replicas of other processes take part in the
+            collectives. If not, all replicas fail together, and the state need
+            not be tracked.
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:
