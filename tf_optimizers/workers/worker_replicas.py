@@ -173,7 +173,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context in which the exchange of statements raises an error.
+        """Return a context where the exchange of statements raises an error.
 
         Args:
             name: The call that this worker makes alone, for the error message.
