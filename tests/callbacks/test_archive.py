@@ -200,7 +200,7 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
     if (damage, file) == ("missing", "json"):  # It was never complete.
         assert restore(archive)["epoch"] == 1
         return
-    with pytest.warns(UserWarning, match="00000002.*Restoring the previous"):
+    with pytest.warns(UserWarning, match="00000002.*Restoring backup 00000001"):
         content = restore(archive)
     assert content["epoch"] == 1
     assert_equal(state(model), before)

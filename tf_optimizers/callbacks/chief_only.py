@@ -25,7 +25,7 @@ class ChiefOnly(keras.callbacks.Callback):
     """Calls a callback on the chief (worker 0) only.
 
     Without `ChiefOnly`, every worker would start its own run of an experiment
-    tracker, and show its own progress bar. So wrap these callbacks:
+    tracker, and show its own progress bar. So wrap such callbacks:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
@@ -33,7 +33,7 @@ class ChiefOnly(keras.callbacks.Callback):
         ])
 
     The callback gets logs that cover all workers, and may read weights. With
-    several workers, actions that need all of them raise an error: evaluating,
+    several workers, actions that need all workers raise an error: evaluating,
     predicting, stopping the training, or reading state that differs between
     replicas. For example, a wrapped `ModelCheckpoint` cannot save u and v of
     `DGCMomentum`.
@@ -80,8 +80,8 @@ class ChiefOnly(keras.callbacks.Callback):
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
             # Set only the hooks that the callback overrides, or all hooks if
-            # the callback does not exist yet. An overridden hook for the end of
-            # batches would keep Keras from calling such hooks in a thread.
+            # the callback does not exist yet. If any callback overrides
+            # `on_train_batch_end`, Keras does not call this hook in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":

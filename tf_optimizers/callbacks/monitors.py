@@ -1,4 +1,4 @@
-"""Callbacks that measure single steps of an optimizer."""
+"""Callbacks that measure an optimizer at intervals."""
 
 import importlib.util
 import math
@@ -37,11 +37,11 @@ class Monitor(keras.callbacks.Callback):
 
     The progress bar and the history show the results until the next
     measurement. With a `log_dir`, TensorBoard shows the results and more
-    details, by optimizer step. All workers measure the same steps, and the
-    first worker writes to TensorBoard.
+    details, by optimizer step. All workers measure the same steps, but only the
+    first worker writes to TensorBoard's log folder.
 
-    Subclasses list the `optimizers` that they measure, and document the
-    arguments and errors. They implement `after_step` and, if a measurement
+    Subclasses set `optimizers`, the classes that they can measure, and document
+    the arguments and errors. They implement `after_step` and, if a measurement
     needs them, `before_step`, `compute` and `is_ready`.
     """
 
@@ -127,10 +127,10 @@ class Monitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Begin a measurement every `every` batches, or as soon as possible.
+        """Begin a measurement every `every` batches, if possible.
 
-        For example, a measurement of `SparseLoCo` can begin only between
-        rounds.
+        If not, try again at each batch. For example, a measurement of
+        `SparseLoCo` can begin only between rounds.
         """
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
@@ -141,14 +141,14 @@ class Monitor(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """End a pending measurement if possible; add the results to `logs`.
 
-        The measurement goes on if the batch has only accumulated gradients.
+        For example, it cannot end if the batch has only accumulated gradients.
         """
         self._end_step(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the latest results to the history."""
-        # With local steps of `SparseLoCo`, some measurements cannot end before
-        # this point, where replicas have synchronized their weights.
+        # At the end of an epoch, `SparseLoCo` synchronizes the weights, so a
+        # pending measurement can end.
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
@@ -185,11 +185,11 @@ class Monitor(keras.callbacks.Callback):
 
 
 class OffloadMonitor(Monitor):
-    """Shows how many bytes `AdamOffload` keeps on devices and on the host.
+    """Shows how much `AdamOffload` stores on devices and on the host.
 
     The monitor adds `device_bytes` and `host_bytes` to the logs: the bytes of
-    this worker's weights, optimizer state and master weights in each place.
-    TensorBoard also gets the bytes of each of these parts. See
+    this worker's weights, optimizer state and master weights on its devices and
+    on the host. TensorBoard also gets the bytes of each of these parts. See
     `AdamOffload.memory_summary`.
 
     Args:
@@ -229,12 +229,12 @@ class OffloadMonitor(Monitor):
 
 
 class ShardingMonitor(Monitor):
-    """Shows how many bytes of state each replica of `ShardedState` holds.
+    """Shows how `ShardedState` divides optimizer state among replicas.
 
     The monitor adds to the logs:
 
-    - `state_bytes`: the bytes of optimizer state on the replica that holds
-      the most.
+    - `state_bytes`: the bytes of optimizer state on the replica with the most
+      state.
     - `state_share`: `state_bytes` divided by the bytes of the whole state. The
       best value on N replicas is 1 / N.
 
@@ -279,18 +279,18 @@ class CompressionMonitor(Monitor):
 
     The monitor adds to the logs:
 
-    - `sparsity`: the fraction of entries that the step did not send; 0 without
-      compression.
-    - `sent_bytes`: the bytes that one replica sent.
+    - `sparsity`: the fraction of a compressed variable's entries that were not
+      sent; 0 without compression.
+    - `sent_bytes`: the bytes that one replica sent in the exchange.
     - `residual_norm`: the L2 norm of all replicas' residuals, the values that
       are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`.
     - `residual_age`: the mean number of steps that a value stays in the
       residual before it is sent.
 
     The age is the L1 norm of all residuals, divided by the L1 norm of the sum
-    of the entries sent per step. In a steady state, this quotient is the mean
-    waiting time (Little's law). If `SparseLoCo` takes several local steps, a
-    measurement covers a whole round.
+    that all replicas send per step. In a steady state, this quotient is the
+    mean waiting time (Little's law). If `SparseLoCo` takes several local steps,
+    a measurement covers one round.
 
     A measurement copies the compressed weights, and sums two numbers over all
     replicas.

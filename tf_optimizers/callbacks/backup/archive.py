@@ -1,7 +1,8 @@
 """Writes and reads backups, on all workers together.
 
-values equal on all replicas: worker 0 writes ──┐
-a replica's own values: its worker writes ──────┴─ all done? ── worker 0 commits
+Worker 0 writes the values that are equal on all replicas. Every worker writes
+the other values of its own replicas. Once all files are written, worker 0
+commits the backup.
 """
 
 import functools
@@ -25,20 +26,14 @@ from tf_optimizers.callbacks.backup.resuming import BackupReader
 from tf_optimizers.callbacks.backup.state import State, Values, redistribute
 from tf_optimizers.replicas import ReplicaGroup
 
-# The errors that files cause. Any other error is a bug.
 _FILE_ERRORS = (OSError, DamagedError)
 
 
 class Archive:
-    """The newest backups of one run.
+    """Saves and restores the backups of one run.
 
+    Each save deletes old backups, so that at most `backups` of them are left.
     All workers must call the same methods in the same order.
-
-    Args:
-        folder: The folder of the backups.
-        state: The state of the model.
-        group: The replicas.
-        backups: The number of backups to keep.
     """
 
     def __init__(
@@ -47,13 +42,15 @@ class Archive:
         self._folder = folder
         self._state = state
         self._backups = backups
-        self._whole: list[int] = []  # Known intact, newest first.
-        self._known: set[int] | None = None  # Backups seen so far.
+        # The numbers of backups that are known to be intact, newest first.
+        self._whole: list[int] = []
+        # The numbers of backups that `newest` found, or `save` wrote.
+        self._known: set[int] | None = None
         self._group = group
         self._local_replicas = group.count // group.workers
 
     def check_shared(self) -> None:
-        """Raise unless workers can write files, and see each other's files."""
+        """Raise unless all workers can write to one shared folder."""
         folder = self._folder
         try:
             marks = self._together(folder.leave_mark)
@@ -64,16 +61,16 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must be a folder that all workers share. "
                 f"Received: backup_dir={str(folder.path)!r}, where worker "
-                f"{seen.index(False)} does not see files of other workers. Use "
-                "a file system that is mounted on all machines."
+                f"{seen.index(False)} does not find all workers' files. Use a "
+                "file system that is mounted on all machines."
             )
 
     def save(self, position: dict[str, Any]) -> None:
         """Write a backup, then delete the backups that it replaces.
 
         Args:
-            position: The epoch, the batch, the number of batches in an epoch,
-                and the learning rates.
+            position: The epoch, the batch, the number of batches in an epoch
+                (None if unknown), and the learning rates when `fit` began.
         """
         values = self._state.values()
         check_finite(self._state, values, self._group)
@@ -91,8 +88,8 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must belong to one run at a time. Received: "
                 f"backup_dir={str(self._folder.path)!r}, where another process "
-                "has made a backup since this run began. Give each run its own "
-                "folder."
+                "has made a backup of this run since `fit` began. Give each "
+                "run its own folder."
             )
         digests = self._together(
             lambda: self._folder.write_file(
@@ -115,10 +112,10 @@ class Archive:
             self._known.add(generation)
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the content of the run's newest intact backup.
+        """Return the description of the run's newest intact backup.
 
-        Returns None if there is no backup. Raises a RuntimeError if all backups
-        are damaged.
+        The entry "generation" is the backup's number. Returns None if there is
+        no backup. Raises a RuntimeError if all backups are damaged.
         """
         (generations, *_) = self._together(self._folder.generations)
         self._known = set(generations)
@@ -132,7 +129,7 @@ class Archive:
                 if damage and self._group.worker == 0:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
-                        f"Restoring the previous backup, {generation:08}.",
+                        f"Restoring backup {generation:08} instead.",
                         stacklevel=2,
                     )
                 return {
@@ -143,15 +140,15 @@ class Archive:
         if damage:
             raise RuntimeError(
                 "A backup must be intact to be restored. Received: "
-                f"{'; '.join(damage)}. Replace the folder "
-                f"{str(self._folder.path)!r} with an intact copy, or delete "
-                "the folder to start from the beginning. To keep two backups "
-                "in the future, pass `double_checkpoint=True`."
+                f"{'; '.join(damage)}. In {str(self._folder.path)!r}, replace "
+                "the files of these backups with intact copies, or delete the "
+                "files to start from the beginning. To keep two backups in the "
+                "future, pass `double_checkpoint=True`."
             )
         return None
 
     def restore(self, content: dict[str, Any], section: str) -> None:
-        """Restore a section of `State.sections`, and `sparse_gradients`."""
+        """Restore a section of the state, and `State.sparse_gradients`."""
         self._state.check(content, section)
         self._state.settle()
         count, local = self._group.workers, self._local_replicas
@@ -174,7 +171,7 @@ class Archive:
         self._state.sparse_gradients = content["sparse_gradients"]
 
     def restore_seed(self, content: dict[str, Any]) -> None:
-        """Restore this worker's global Keras seed generator, if backed up."""
+        """Restore this worker's global seed generator, if it was backed up."""
         own = content["seeds"][self._group.worker :][:1]
         if own and own[0] is not None:
             set_global_seed(own[0])
@@ -182,8 +179,8 @@ class Archive:
     def delete(self) -> bool:
         """Delete the run's backups, unless a variable is not finite.
 
-        `State.first_not_finite` checks the variables. Returns False if a backup
-        is kept because of a variable, and True otherwise. Worker 0 deletes the
+        Returns False if backups are kept for this reason, and True otherwise.
+        `State.first_not_finite` checks the variables. Worker 0 deletes the
         backups after all workers have called this method.
         """
         values = self._state.values()
@@ -192,7 +189,7 @@ class Archive:
         if self._group.worker == 0 and is_kept:
             warnings.warn(
                 "Backups are deleted only if a run ends with finite variables. "
-                f"Received NaN or inf in {path}. The last backup, "
+                f"Received: NaN or inf in {path}. The last backup, "
                 f"{self._whole[0]:08} in {str(self._folder.path)!r}, is kept. "
                 "Check the data, and start again from this backup with a lower "
                 "learning rate or with `clipnorm`.",
@@ -205,14 +202,14 @@ class Archive:
     def _clear(self) -> None:
         """Delete the run's backups.
 
-        An error causes only a warning, since the run is over.
+        An OSError causes only a warning, since the run is over.
         """
         try:
             self._folder.keep([])
         except OSError as error:
             warnings.warn(
                 "`fit` must be able to delete its backups when it ends. "
-                f"Received: {error}. Delete the backups in "
+                f"Received: {error}. Delete this run's backups in "
                 f"{str(self._folder.path)!r} before you start the run again.",
                 stacklevel=3,
             )
@@ -247,7 +244,7 @@ class Archive:
             self._folder.keep(kept)
 
     def _verify(self, generation: int) -> None:
-        """Check a backup's description, and this worker's share of its files.
+        """Check a backup's description, and some of the backup's files.
 
         The workers divide the files, so that each file is checked once.
         """
@@ -259,7 +256,8 @@ class Archive:
     def _together(self, action: Callable[[], Any]) -> list[Any]:
         """Run `action` on all workers; return their results.
 
-        If files cause an error on any worker, all workers raise a RuntimeError.
+        If `action` raises an OSError or a DamagedError on any worker, all
+        workers raise a RuntimeError.
         """
         results, errors = self._attempt(action)
         if errors:
@@ -273,7 +271,7 @@ class Archive:
     def _attempt(
         self, action: Callable[[], Any]
     ) -> tuple[list[Any], list[str]]:
-        """Run `action` on all workers; return their results and file errors."""
+        """Run `action` on all workers; return results and error messages."""
         result, error = None, None
         try:
             result = action()

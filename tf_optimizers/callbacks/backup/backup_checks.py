@@ -30,8 +30,8 @@ def check_folder(path: Any) -> str:
     if not text or "://" in text:
         raise ValueError(
             "`backup_dir` must be a folder on a local or mounted file system. "
-            f"Received: backup_dir={path!r}. Mount the storage, and pass the "
-            "path of the mount."
+            f"Received: backup_dir={path!r}. Pass the path of a folder. Mount "
+            "remote storage first."
         )
     return str(Path(text).absolute())
 
@@ -85,8 +85,8 @@ def find_not_finite(
 ) -> str | None:
     """Return the path of the first variable that is not finite on some worker.
 
-    `State.first_not_finite` checks the variables. Returns None if it finds
-    nothing on any worker.
+    `State.first_not_finite` checks the variables. Returns None if it finds no
+    such variable on any worker.
     """
     found = gather(group, state.first_not_finite(values))
     first = min((i for i in found if i is not None), default=None)
@@ -98,23 +98,24 @@ def check_finite(state: State, values: Values, group: ReplicaGroup) -> None:
     path = find_not_finite(state, values, group)
     if path is not None:
         raise RuntimeError(
-            "A variable must be finite to be backed up. Received NaN or inf in "
-            f"{path}. Check the data, and start again from the previous backup "
-            "with a lower learning rate or with `clipnorm`."
+            "A variable must be finite to be backed up. Received: NaN or inf "
+            f"in {path}. Check the data, and start the script again with a "
+            "lower learning rate or with `clipnorm`. `fit` then resumes from "
+            "the previous backup, if there is one."
         )
 
 
 def check_weights(state: State, identical: set[str]) -> None:
-    """Raise if weights differ between replicas outside of local steps."""
+    """Raise if weights differ between replicas although they must be equal."""
     if not state.has_common_weights:
         return
     for i, variable in enumerate(state.sections["lasting"]):
         if variable.trainable and f"lasting.{i}" not in identical:
             raise RuntimeError(
-                "A weight must be the same on all replicas. Received "
-                f"different values of {variable.path}. Do not assign to "
-                "weights on one worker only, and start again from the last "
-                "backup."
+                "A weight must be the same on all replicas. Received: "
+                f"different values of {variable.path}. If the script assigns "
+                "values to weights, assign the same values on all workers. "
+                "Then start the script again."
             )
 
 
@@ -126,16 +127,16 @@ def warnings_of_lengths(
     The length matters only if the backup was made in the middle of an epoch.
 
     Args:
-        content: The content of the backup.
+        content: The description of the backup.
         epochs: The `epochs` of `fit`, or inf in a custom training loop.
         steps: The number of batches in an epoch, or None if unknown.
     """
     if content["epoch"] >= epochs:
         yield (
-            "`epochs` must be greater than the epoch of the backup. Received: "
-            f"epochs={epochs}, and a backup after epoch {content['epoch']}. To "
-            "train longer, pass more `epochs`; for another run, pass another "
-            "`name` or `backup_dir`."
+            "`epochs` must exceed the number of epochs completed before the "
+            f"backup. Received: epochs={epochs}, and a backup after epoch "
+            f"{content['epoch']}. To train longer, raise `epochs`; for another "
+            "run, pass another `name` or `backup_dir`."
         )
     before = content.get("steps")
     if content["batch"] and before and steps and before != steps:
@@ -144,13 +145,13 @@ def warnings_of_lengths(
             f"batches as before. Received: {steps} batches, and {before} "
             f"when the backup was made. `fit` still skips the first "
             f"{content['batch']} batches. If the batch size has changed, some "
-            "rows are missed or repeated. Pass the previous batch size, or "
+            "rows are missed or repeated: pass the previous batch size, or "
             'back up with `save_freq="epoch"`.'
         )
 
 
 def warnings_of_others(folder: Folder, name: str | None) -> Iterator[str]:
-    """Yield a warning if other runs have backups, and `name` is None."""
+    """Yield a warning if `name` is None and other runs have backups."""
     others = folder.others()
     if others and name is None:
         yield (

@@ -39,8 +39,8 @@ from tf_optimizers.wrapped import build_optimizers
 
 _UNKNOWN = sys.maxsize
 # For each folder, how many calls to `fit` in this process have ended and
-# deleted their backups. A restarted script that makes the same calls reaches
-# the same numbers.
+# deleted their backups. A restarted script that makes the same calls gets the
+# same numbers.
 _ENDED: Counter[str] = Counter()
 
 
@@ -53,62 +53,63 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.fit(..., epochs=10, callbacks=[
             tfo.callbacks.BackupAndRestore("backup", save_freq=100)])
 
-    You lose at most the steps since the last backup. If the number of workers
-    and the number of replicas on each worker are the same as before, every
-    replica gets its own state back. If the data and the random numbers also
-    continue (see below), the run continues bit for bit as if it had not been
-    interrupted. To resume in the middle of an epoch, `fit` draws and skips the
-    batches that the run has already seen.
+    You lose only the steps since that backup. If the number of workers and the
+    number of replicas on each worker are the same as before, every replica gets
+    its own state back. If the data and the random numbers also continue (see
+    below), the run continues bit for bit as if it had not been interrupted. To
+    resume in the middle of an epoch, `fit` reads and skips the batches before
+    the backup.
 
-    With another number of workers or replicas, sums over replicas
-    (`DGCMomentum`'s u and v, gradient accumulators, metrics) are divided
-    evenly, and keep their totals up to rounding. `ShardedState` shards its
-    state again. Other floating-point numbers that differ between replicas are
-    replaced with their mean. These are the state of `SparseLoCo`'s inner
-    optimizer, weights between synchronizations of `SparseLoCo`, and the
-    statistics of `BatchNormalization`.
+    With another number of workers or replicas, sums over replicas (u and v of
+    `DGCMomentum`, e of `SparseLoCo`, gradient accumulators, metrics) are
+    divided evenly; their totals stay the same up to rounding. `ShardedState`
+    shards its state again. Other floating-point numbers that differ between
+    replicas are replaced with their mean. Examples are the state of
+    `SparseLoCo`'s inner optimizer, weights between synchronizations of
+    `SparseLoCo`, and the statistics of `BatchNormalization`.
 
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
     share. The first worker writes the values that are equal on all replicas,
-    and each worker writes its replicas' own values. Only a complete backup
-    replaces the previous backup. Checksums are verified before a backup is
-    restored. Backups hold no code.
+    and each worker writes the other values of its own replicas. The previous
+    backup is deleted only once the new backup is complete. Checksums are
+    verified before a backup is restored. Backups contain no code.
 
     If any worker gets SIGTERM, for example before its machine is preempted, all
-    workers stop at the same point, write a backup, and exit with code 143. To
-    resume, start the script again; the launcher does so with `--max-restarts`.
+    workers stop at the same point, back up, and exit with code 143. To resume,
+    start the script again. With `--max-restarts`, the launcher does so, unless
+    the launcher itself got a signal.
 
-    A resumed epoch sees the same batches as an uninterrupted epoch if the data
+    A resumed epoch uses the same batches as an uninterrupted epoch if the data
     of an epoch do not depend on earlier epochs. So use `shuffle=False`, or a
     `tf.data.Dataset.shuffle` with a `seed` and
-    `reshuffle_each_iteration=False`. With `steps_per_epoch` and a dataset
-    that spans several epochs, the data start from the beginning, as they do
+    `reshuffle_each_iteration=False`. If `steps_per_epoch` spreads a dataset
+    over several epochs, a resumed run reads the dataset from its beginning, as
     with Keras's own `initial_epoch`.
 
-    The learning rate is part of the state. If you have changed the learning
-    rate in the script since the backup was made, `fit` uses the new rate, with
-    a warning.
+    A constant learning rate is part of the state. If you have changed the rate
+    in the script since the backup was made, `fit` uses the new rate, and warns.
 
-    Callbacks run in the order of their list. Put callbacks that change the
-    model at the end of an epoch, such as `ReduceLROnPlateau`, before
-    `BackupAndRestore`, and `SwapEMAWeights` after it. `fit` calls the other
-    callbacks for skipped batches, too.
+    Keras calls callbacks in the order of their list. Put callbacks that change
+    the model at the end of an epoch, such as `ReduceLROnPlateau`, before
+    `BackupAndRestore`. Put `SwapEMAWeights` after `BackupAndRestore`. `fit`
+    calls the other callbacks for skipped batches, too.
 
-    Random numbers of Keras's layers and of `keras.random`, seeded or not,
-    continue where they stopped. Random numbers of `tf.random`, NumPy and Python
-    do not. The attributes of other callbacks are not backed up.
+    Random numbers of Keras's layers continue where they stopped, and so do
+    those of `keras.random` functions without a `seed`. Other random numbers do
+    not, such as those of `tf.random`, NumPy and Python. The attributes of other
+    callbacks are not backed up.
 
-    A script may call `fit` several times with one folder. A restarted script
-    first repeats the calls to `fit` that had ended, and then resumes the
-    interrupted call.
+    A script may call `fit` several times with one folder. By default, a
+    restarted script first repeats the calls to `fit` that had ended, and then
+    resumes the interrupted call.
 
     Differs from `keras.callbacks.BackupAndRestore`: this callback works on
     several workers, and restores each replica's own state, random seeds and
-    metrics, even in the middle of an epoch. It verifies checksums, raises an
-    error instead of backing up NaN or inf, and deletes only files of backups
-    in the folder. Inf is backed up in a non-trainable variable that holds inf
-    when `fit` begins.
+    metrics, even in the middle of an epoch. It verifies checksums, and deletes
+    only backups from the folder. It raises an error if weights or optimizer
+    state contain NaN or inf. Inf is allowed in non-trainable variables that
+    contain inf when `fit` begins.
 
     Args:
         backup_dir: str or path. A folder on a local or mounted file system,
@@ -120,7 +121,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             batches. Defaults to `"epoch"`.
         double_checkpoint: bool. Whether to also keep the previous backup. If
             the newest backup is damaged, `fit` restores the previous backup,
-            with a warning. Defaults to `False`.
+            and warns. Defaults to `False`.
         delete_checkpoint: bool. Whether to delete the backups once `fit` has
             ended with finite variables. A backup from a later epoch than the
             last epoch of this `fit` is kept. Defaults to `True`.
@@ -137,16 +138,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         TypeError: If an argument or the strategy has the wrong type.
-        ValueError: If an argument is outside its range; if the model or an
-            optimizer is not built; if a backup is of another model or
-            optimizer, or has seen more batches of an epoch than the epoch now
-            has, or was made in the middle of an execution of
+        ValueError: If an argument is outside its range. In `fit`, if the model
+            or an optimizer is not built, or if a backup does not match the run:
+            it is of another model or optimizer, was made after more batches
+            than an epoch now has, or was made in the middle of an execution of
             `steps_per_execution` batches.
-        RuntimeError: If a backup cannot be written or read, if all backups are
-            damaged, if a variable is not finite, if weights differ between
-            replicas although they must be equal, if workers do not share the
-            folder, if a worker does not use this callback, or if another
-            process has made backups of this run in the meantime.
+        RuntimeError: In `fit`, if a backup cannot be written or read, if all
+            backups are damaged, if a variable is not finite, if weights differ
+            between replicas although they must be equal, if workers do not
+            share the folder, if a worker does not use this callback, or if
+            another process has made a backup of this run since `fit` began.
         SystemExit: With code 143, if the run stops because of SIGTERM.
 
     Example:
@@ -220,7 +221,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """If the backup is from within this epoch, begin to skip batches."""
+        """Skip batches first if the backup is from the middle of this epoch."""
         self._forget_start()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
@@ -250,7 +251,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._metrics_of_training = self._state.metrics()
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Back up the state from before validation if the run must stop."""
+        """If the run must stop here, restore training metrics and back up."""
         if self._preemption is not None and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
@@ -263,9 +264,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Exit if the run must stop here; else delete the backups if allowed.
+        """Back up and exit if the run must stop here; else delete backups.
 
-        A backup of a longer run is kept.
+        Backups are kept if `delete_checkpoint` is False, or if they are from a
+        longer run.
         """
         self._forget_start()
         preemption, self._preemption = self._preemption, None
@@ -285,8 +287,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             skip.end()
             # An execution is `steps_per_execution` batches, but an epoch's last
             # execution may be shorter. If the length of the epoch was unknown,
-            # the backup has counted the last execution as full. So a few
-            # batches may remain to be skipped.
+            # the backup counted the last execution as full. So a few batches
+            # may remain to be skipped.
             if skip.remaining >= self.model.steps_per_execution:
                 # The epoch has fewer batches than before, or a callback has
                 # stopped the training. The last backup is still up to date.
@@ -294,7 +296,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
         if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
-            self.model.reset_metrics()  # Validation has changed the metrics.
+            self.model.reset_metrics()  # Validation may have changed them.
         else:
             self._epoch, self._batch = epoch + 1, 0
         return True
@@ -341,8 +343,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         steps = None if self._steps == _UNKNOWN else self._steps
         for message in warnings_of_lengths(content, epochs, steps):
             self._warn(message)
-        # If the backup is from later than the end of this `fit`, it is from a
-        # longer run. Then this `fit` takes no step, and keeps the backup.
+        # A backup from after the end of this `fit` belongs to a longer run. In
+        # this case, `fit` takes no step, and does not delete the backup.
         seen = content["epoch"], content["batch"]
         self._is_of_longer_run = seen > (epochs, 0)
 

@@ -1,15 +1,15 @@
-"""Writes backups atomically, and verifies them when it reads them.
+"""Writes backups atomically, and checks whether backups are intact.
 
-A folder holds backups, called generations, which are numbered from 1:
+A folder contains backups, called generations, which are numbered from 1:
 
     00000007.json          the description, with the digests of the other files
     00000007.worker-0.npz  arrays of worker 0, by name
     00000007.worker-1.npz
 
 A file gets its name once it is complete. The .json is written last: without a
-.json, a generation does not exist. The .json also holds the name of the run.
+.json, a backup counts as incomplete. The .json also contains the run's name.
 Several runs may share a folder, but must not run at the same time: each run
-deletes its own old backups, and all incomplete files. No file holds code.
+deletes its own old backups, and all incomplete files. No file contains code.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from tf_optimizers.codes.digests import as_bytes
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# If an array is stored without rows of zeros at its start and end, a second
-# array, whose name has this suffix, holds the range of the stored rows: the
+# Rows of zeros at the start and end of an array are not stored. Then a second
+# array, whose name has this suffix, gives the range of the stored rows: the
 # first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
@@ -42,7 +42,7 @@ class DamagedError(Exception):
 
 
 class Folder:
-    """The folder of a run's backups, which may also hold other runs' backups.
+    """The folder of a run's backups. Other runs may also use the folder.
 
     The folder is created when the first file is written.
     """
@@ -61,7 +61,7 @@ class Folder:
         return sorted({self._name_of(n) for n in self._all()} - {self.name})
 
     def next_generation(self) -> int:
-        """Return a number above the numbers of all backups."""
+        """Return a number higher than the numbers of all complete backups."""
         return max(self._all(), default=0) + 1
 
     def write_file(
@@ -211,7 +211,7 @@ def digest(path: Path) -> str:
 
 
 def _sync(descriptor: int) -> None:
-    """Flush a file or folder to disk; raise only if data are lost."""
+    """Flush a file or folder to disk; raise only if data may be lost."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -222,9 +222,9 @@ def _sync(descriptor: int) -> None:
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """Return an array's bytes, without rows of zeros at its start and end.
 
-    If rows are left out, the result also holds the range of the stored rows. If
-    `ShardedState` shards a variable, a replica's copy has zeros in the rows of
-    other replicas.
+    If rows are left out, the result includes the range of the stored rows. Such
+    rows are common with `ShardedState`: a replica's copy of a sharded variable
+    has zeros in the rows of other replicas.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:
@@ -240,7 +240,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(file: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array from a worker's file, with its rows of zeros."""
+    """Return an array from a worker's file, and add its rows of zeros again."""
     kept = file[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in file:
         return kept.reshape(shape)

@@ -4,11 +4,11 @@
     worker 1    step 10    step 11   SIGTERM   │ back up, exit
 
 All workers count the points where a run can stop: after a step, an epoch, a
-batch of validation, or the whole `fit`. Once a second, a thread of each worker
-checks whether any worker has received SIGTERM. If so, each thread publishes the
-next point that its worker will reach, and all workers stop at the latest of
-these points. Until the latest point is known, each worker waits at the next
-point that it reaches. Steps send no messages for this.
+batch of validation, or the whole `fit`. About once a second, a thread of each
+worker checks whether any worker has received SIGTERM. If so, each thread
+publishes the next point that its worker will reach, and all workers stop at the
+latest of these points. Until the latest point is known, each worker waits at
+the next point that it reaches. Steps send no messages for this.
 
 TensorFlow's `PreemptionCheckpointHandler` works in a similar way, but cannot be
 used here: it must call each step itself, in place of `fit`, and it saves a
@@ -32,7 +32,7 @@ import tensorflow as tf
 from tf_optimizers.forks import restore_in_forks
 from tf_optimizers.replicas import ReplicaGroup
 
-# The exit code of a process that SIGTERM ended. TensorFlow uses the same code.
+# A shell reports this exit code for a process that SIGTERM killed.
 EXIT_CODE = 128 + signal.SIGTERM
 _LOOKING_SECONDS = 1.0  # Time between two checks for SIGTERM to any worker.
 _READING_SECONDS = 0.2  # The timeout for reading one published value.
@@ -43,10 +43,10 @@ _running: "Preemption | None" = None
 
 
 class Preemption:
-    """Catches SIGTERM during one `fit`, and finds the point where to stop.
+    """Catches SIGTERM during one `fit`, and finds the point at which to stop.
 
-    SIGTERM is caught only in the main thread. If the script has its own handler
-    for SIGTERM, that handler stays.
+    SIGTERM is caught only if `fit` runs in the main thread, and if the script
+    has no handler of its own for SIGTERM.
 
     Args:
         group: The replicas. All workers must create their `Preemption` objects
@@ -59,8 +59,8 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # A `fit` without other workers takes no number, so that a common `fit`
-        # has the same number on all workers.
+        # A `fit` on a single worker takes no number, so that each `fit` of all
+        # workers has the same number on all of them.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -70,13 +70,14 @@ class Preemption:
         self._last: int | None = None
         self._decided = threading.Event()
         self._is_catching = False
-        self._leaving: int | None = None  # The PID, once `end(True)` is called.
+        # This process's PID, once `end(is_leaving=True)` has been called.
+        self._leaving: int | None = None
 
     def begin(self) -> None:
-        """Start catching SIGTERM, and watching for SIGTERM to other workers."""
+        """Catch SIGTERM from now on, and watch for SIGTERM to other workers."""
         global _running
         if _running is not None:
-            _running.end()  # An exception ended the previous `fit`.
+            _running.end()  # For example, an exception ended its `fit`.
         _running = self
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
@@ -92,8 +93,8 @@ class Preemption:
         self._receiver, self._sender = os.pipe()
         os.set_blocking(self._sender, False)
         if self._is_catching:
-            # Python calls signal handlers only between steps, but it writes the
-            # signals' numbers to this pipe immediately.
+            # Python calls no signal handler during a step, but it writes the
+            # signal's number to this pipe immediately.
             self._former = signal.set_wakeup_fd(
                 self._sender, warn_on_full_buffer=False
             )
@@ -113,7 +114,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit` as a point to stop; return whether to exit."""
+        """Count the end of `fit` as such a point; return whether to exit."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -129,10 +130,13 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread, and let SIGTERM end the process again.
 
-        If SIGTERM has arrived already, it ends the process now. But if
-        `is_leaving`, this process ignores SIGTERM from now on. The launcher
-        sends SIGTERM once another worker has exited, but this worker may still
-        be running `finally` blocks and exit handlers.
+        If SIGTERM has already arrived, it ends the process now.
+
+        Args:
+            is_leaving: Whether the process is about to exit. If so, it ignores
+                SIGTERM from now on: the launcher sends SIGTERM once another
+                worker has exited, but this worker may still run `finally`
+                blocks and exit handlers.
         """
         global _running
         _running = None
@@ -186,10 +190,10 @@ class Preemption:
                     continue
                 self._decide()
                 return
-        except tf.errors.OpError:  # Another worker is gone.
+        except tf.errors.OpError:  # Another worker is gone, or is silent.
             if self.is_asked:
-                # The main thread may be waiting for the worker that is gone. A
-                # backup would need all workers, so exit without one.
+                # The main thread may be waiting for the other worker. A backup
+                # would need all workers, so exit without a backup.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(EXIT_CODE)
@@ -197,9 +201,9 @@ class Preemption:
             self._decided.set()
 
     def _listen(self) -> None:
-        """Wait up to `_LOOKING_SECONDS` for a signal, and note SIGTERM.
+        """Wait up to `_LOOKING_SECONDS` for a signal; update `is_asked`.
 
-        If the script has its own wakeup descriptor, pass the signals on to it.
+        If the script has its own wakeup descriptor, forward the signals to it.
         """
         poll = select.poll()  # `select.select` needs descriptors below 1024.
         poll.register(self._receiver, select.POLLIN)
@@ -215,7 +219,8 @@ class Preemption:
     def _decide(self) -> None:
         """Publish this worker's next point; find all workers' latest point.
 
-        If a point is still missing after `_WAITING_SECONDS`, the run goes on.
+        If a point is still missing after `_WAITING_SECONDS`, this worker
+        continues its run.
         """
         with self._lock:
             self._has_stated = True
@@ -236,10 +241,10 @@ class Preemption:
 
 
 def _caller_of(name: str) -> Any:
-    """Return the code of the outermost function that called `name`.
+    """Return the code of the outermost caller of a function named `name`.
 
-    A method `name` of a callback may call the method `name` of another
-    callback, so there may be several such functions.
+    There may be several callers, for example if the `on_train_begin` of a
+    callback calls that of another callback.
     """
     frame: Any = inspect.currentframe()
     caller = None

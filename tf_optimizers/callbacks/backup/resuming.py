@@ -20,7 +20,7 @@ class BackupReader:
     Args:
         folder: The folder of the backup.
         content: The description of the backup, from `Archive.newest`.
-        files: A stack that closes the files of the backup.
+        files: The stack that closes the backup's files.
 
     Attributes:
         replica_counts: The number of workers that wrote the backup, and the
@@ -58,10 +58,10 @@ class BackupReader:
 class Rates:
     """The learning rates of optimizers when `fit` begins.
 
-    A constant rate is part of the optimizer's state, so a backup also restores
-    the rate. A backup records the rates from the start of its `fit`, too. If
-    this `fit` starts with another rate, the script has changed the rate, and
-    `set` applies the new rate.
+    A constant rate is part of the optimizer's state, so restoring a backup also
+    restores the rate. A backup also records the rates from the start of its
+    `fit`. If this `fit` starts with a different rate, `set` applies that rate,
+    since the script has probably changed it.
 
     Args:
         state: The state of the model, not yet restored.
@@ -72,17 +72,18 @@ class Rates:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        # Search only optimizers' variables: a weight may have such a name, too.
         self._variables = [
             variable
-            for variable in state.slots  # Not weights of the same name.
+            for variable in state.slots
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
         self.given = [float(v.numpy()) for v in self._variables]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set the rates that the script has changed since the backup.
+        """Set the rates that differ from those when the backup's `fit` began.
 
-        Returns a warning, or "" if no rate has changed.
+        Returns a warning, or "" if no rate differs.
         """
         warning = ""
         for variable, old, new in zip(
@@ -90,7 +91,7 @@ class Rates:
         ):
             if old != new:
                 warning = warning or (
-                    "A resumed run keeps the learning rate of its backup, "
+                    "A resumed run uses the learning rate of its backup, "
                     "unless the script has changed the rate. Received: "
                     f"{variable.path}={new:g} when `fit` began, but {old:g} in "
                     "the `fit` that made the backup. This `fit` uses the new "
@@ -103,9 +104,9 @@ class Rates:
 
 
 def undo_before_training(model: keras.Model, undo: Callable[[], None]) -> None:
-    """Call `undo` when Keras next asks for a model's train function.
+    """Call `undo` when Keras next calls a model's `make_train_function`.
 
-    Keras asks for this function before any training. A callback could not call
+    Keras calls this method before any training. A callback could not call
     `undo`: if `fit` ends with an exception, Keras calls no callback.
     """
 
@@ -123,7 +124,7 @@ def cancel_undoing(model: keras.Model) -> None:
 
 
 class Skip:
-    """A model's train function that draws batches without training on them.
+    """Replaces a model's train function: reads batches without training.
 
     The model gets its own train function back after the last skipped batch,
     when `end` is called, or before any other training begins.
@@ -132,7 +133,7 @@ class Skip:
         model: The model.
         batches: The number of batches to skip.
         restore_metrics: Sets the metrics to their values after the skipped
-            batches. Called once the metrics are built.
+            batches. Called when the metrics have been built.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Skip:
         undo_before_training(model, self.end)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
-        """Draw `steps_per_execution` batches, or fewer if fewer remain."""
+        """Read `steps_per_execution` batches, or fewer if fewer remain."""
         for _ in range(min(self._model.steps_per_execution, self.remaining)):
             batch = next(iterator)
             self.remaining -= 1
@@ -181,11 +182,11 @@ def check_executions(steps: int, seen: int) -> None:
 
 
 def check_batches(batches: int, seen: int) -> None:
-    """Raise if an epoch has fewer batches than a backup has seen."""
+    """Raise if an epoch has fewer batches than came before a backup."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have at least as many batches as the backup has "
-            f"seen. Received: {batches} batches per epoch, and a backup after "
-            f"{seen} batches. Pass as many batches as before, of the same "
-            "size, or start over with another `backup_dir`."
+            "An epoch must have at least as many batches as came before the "
+            f"backup. Received: {batches} batches per epoch, and a backup "
+            f"after {seen} batches. Pass as many batches as before, of the "
+            "same size, or start over with another `backup_dir`."
         )

@@ -37,8 +37,9 @@ class State:
     def sections(self) -> dict[str, list[keras.Variable]]:
         """The variables by section, "lasting" or "metrics".
 
-        "lasting" holds the variables of the model and its optimizers. "metrics"
-        holds the variables of metrics, which belong to the current epoch.
+        "lasting" contains the variables of the model and its optimizers.
+        "metrics" contains the variables of metrics, which belong to the current
+        epoch.
         """
         return {
             "lasting": [
@@ -81,7 +82,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return pairs of a local copy of a metric's variable and its value."""
+        """Return this process's copies of metrics, each with its value."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
@@ -91,7 +92,7 @@ class State:
     def accept_infinite(self) -> None:
         """Accept inf in the non-trainable variables that are not finite now.
 
-        A mask, for example, may hold inf.
+        For example, a mask may contain inf.
         """
         self._may_be_infinite = {
             i
@@ -118,9 +119,9 @@ class State:
     def is_summed(self, variable: keras.Variable) -> bool:
         """Return whether the replicas' values add up to a variable's value."""
         # Keras's accumulators have the aggregation "none", but each replica
-        # adds only its own gradients. An accumulator on the host holds the
-        # whole sum, and has another aggregation. A layer may have a variable of
-        # the same name, so look among the optimizers' variables.
+        # adds only its own gradients. An accumulator on the host contains the
+        # whole sum, and has another aggregation. A layer's variable may have
+        # the same name, so require a variable of an optimizer.
         is_accumulator = variable.path.endswith("_gradient_accumulator") and (
             any(variable is slot for slot in self.slots)
         )
@@ -129,7 +130,7 @@ class State:
     def is_owned(self, variable: keras.Variable) -> bool:
         """Return whether replicas may store different rows of a variable.
 
-        Each row is then 0 on all replicas but one.
+        If they do, each row is 0 on all replicas but one.
         """
         return not self.is_summed(variable) and any(
             variable is slot
@@ -142,7 +143,7 @@ class State:
     def has_common_weights(self) -> bool:
         """Whether all replicas must have equal weights now.
 
-        In the middle of local steps of `SparseLoCo`, weights may differ.
+        Between synchronizations of `SparseLoCo`, weights may differ.
         """
         return has_common_weights(self._model)
 
@@ -151,7 +152,7 @@ class State:
         """The indices of variables with sparse gradients, per optimizer.
 
         There is an entry for each `SparseLoCo` with several local steps. The
-        entry is None if no step of the optimizer has been traced.
+        entry is None while the indices are unknown.
         """
         return [each.sparse_gradients for each in local_steppers(self._model)]
 
@@ -163,7 +164,7 @@ class State:
                 optimizer.expect_sparse_gradients(indices)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description that must match a backup's description."""
+        """Return the part of a backup's description that `check` compares."""
         return {
             "optimizer": ", ".join(
                 map(kind_of, optimizers_of(self._model).values())
@@ -211,11 +212,13 @@ def redistribute(
 ) -> list[np.ndarray]:
     """Return a variable's values on the `own` replicas, from a backup.
 
-    If the numbers of workers or replicas have changed, the values are
-    converted: sums over replicas keep their total, rows from different replicas
-    are put together, and other floating-point values keep their mean. Of all
-    other values, every replica gets the first replica's. If a total of integers
-    leaves a remainder, the first replicas get 1 more.
+    If the number of workers or replicas has changed, the values are converted:
+
+    - Values that add up are divided evenly. If a total of integers leaves a
+      remainder, the first replicas get 1 more.
+    - If replicas stored different rows, every replica gets all rows.
+    - Of other floating-point values, every replica gets the mean.
+    - Of all other values, every replica gets the first replica's.
 
     Args:
         is_summed: Whether the replicas' values add up.
@@ -225,8 +228,8 @@ def redistribute(
             worker.
         new: The number of workers now, and of replicas per worker.
         own: The replicas whose values to return.
-        is_owned: Whether each row is on one replica, and 0 on all others. Has
-            no effect if `is_identical`.
+        is_owned: Whether each row is 0 on all replicas but one. Has no effect
+            if `is_identical`.
     """
     if old == new:
         return [read(replica) for replica in own]
