@@ -144,7 +144,7 @@ BAD = [
     (
         spec(json.dumps(SPEC | {"cluster": {"workerpool2": ["ps:1"]}})),
         None,
-        "must be workerpool0 and workerpool1",
+        "only the jobs workerpool0 and workerpool1",
     ),
     (without(SAGEMAKER, "SM_HOSTS"), None, "`SM_HOSTS` must be set"),
     (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, None, "that contains `SM_CUR"),

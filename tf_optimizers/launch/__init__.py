@@ -20,25 +20,25 @@ in the next cell:
     !python -m tf_optimizers.launch --workers 2 train.py --epochs 3
 
 Options:
-    --workers N: int >= 1. Worker processes on this machine. Required without
-        `--cluster`; 1 by default with `--cluster`.
+    --workers N: int >= 1. The number of worker processes of this launcher.
+        Required without `--cluster`; 1 by default with `--cluster`.
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
         or `vertex`. The launcher reads the addresses of all machines and the
         index of this machine from the platform's environment variables, and
         prints both. `auto` detects the platform. If variables are missing, the
         launcher exits with an error.
     --machines K: int >= 1. The number of launchers in the cluster. Required in
-        an indexed Job of Kubernetes, where no variable holds this number.
+        an indexed Job of Kubernetes, where no variable gives this number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
         of every machine, unless the platform sets this port. Further workers
         get the next ports. Defaults to `12345`.
-    --gpus-per-worker G: int >= 0. GPUs that each worker sees, through
-        `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the workers of a
-        machine divide its GPUs, if there are any. If the GPUs do not suffice
-        for G, or by default for one per worker, the launcher exits with an
-        error. If you have set `CUDA_VISIBLE_DEVICES`, the default leaves the
-        variable unchanged. If Slurm has set the variable for a job's GPUs,
-        workers divide the GPUs in it.
+    --gpus-per-worker G: int >= 0. The number of GPUs that each worker can use,
+        set through `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the
+        workers of a machine divide its GPUs, if there are any. If there are
+        fewer than G GPUs per worker, or by default fewer GPUs than workers, the
+        launcher exits with an error. If you have set `CUDA_VISIBLE_DEVICES`,
+        the default leaves the variable unchanged. If Slurm has set it for a
+        job's GPUs, the workers divide the listed GPUs.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.
@@ -47,64 +47,65 @@ Options:
         address, but TensorFlow's server (2.21) listens on all interfaces,
         without encryption or a password. On an open network, block the
         server's ports with a firewall.
-    --grace-period SECONDS: number >= 0. Time from the signal that asks workers
-        to end until SIGKILL. By default 30, which leaves time for a backup.
+    --grace-period SECONDS: number >= 0. Time from SIGTERM, SIGINT or SIGHUP to
+        workers until SIGKILL. By default 30, which leaves time for a backup.
         After a worker has failed, the others cannot back up, so the default
         is 10.
     --max-restarts K: int >= 0. How many times to restart all workers of this
-        machine after one has failed. A script that passes
+        launcher after one has failed. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
         backup. If K is not 0, a worker's environment variable
         `TF_OPTIMIZERS_RESTART` counts the restarts, from 0. After a signal, the
         launcher restarts no workers. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
-        the first restart. The pause doubles with every restart, up to 60, so
-        that a temporary cause of the failure can pass. Defaults to `0.1`.
+        the first restart. The pause doubles with every restart, up to 60. In
+        this time, a temporary problem may disappear. Defaults to `0.1`.
     --standby SECONDS: number >= 0. Time from the start of the workers until a
         standby process starts for each worker. The standby process imports
-        TensorFlow and Keras, and waits. At a restart, the standby process runs
-        the script, so the restart takes less time. If the script sets
-        environment variables of TensorFlow or Keras, set them before the
-        launcher starts instead: the standby process has already imported both.
-        Requires `--max-restarts`. By default, there are no standby processes.
+        TensorFlow and Keras, and waits. At a restart, it runs the script, so
+        the restart takes less time. The script then cannot set environment
+        variables that TensorFlow or Keras reads at import; set them before you
+        start the launcher. Requires `--max-restarts`. By default, there are no
+        standby processes.
 
 A worker runs like `python -u script`, with the same `sys.argv`, `sys.path`,
-`__main__`, working directory and environment, plus `TF_CONFIG` and
-`no_grpc_proxy`, which lets workers reach each other without a proxy. A worker's
-stdin is empty. The launcher forwards the worker's stdout and stderr, and
-prefixes each line, for example with `[worker 0] `. A carriage return ends a
-line too, so each state of a progress bar becomes a line. If the launcher starts
-with a closed stream (`>&-`), it drops the output to this stream. Unless
-`TF_NUM_INTRAOP_THREADS` is set, the workers of a launcher divide its cores:
-each operation of TensorFlow has as many threads as its worker has cores. Unless
-`PYTHONHASHSEED` is set, the launcher sets it to 0, so that the elements of a
-set have the same order on all workers, and after a restart.
+`__main__` and working directory. A worker's stdin is empty. The launcher
+forwards the worker's stdout and stderr, and prefixes each line, for example
+with `[worker 0] `. A carriage return ends a line too, so each state of a
+progress bar becomes a line. If the launcher starts with a closed stream
+(`>&-`), it drops the output to this stream.
 
-When a worker fails, the launcher asks the others to end (SIGTERM). The launcher
-reports each failure and restart on stderr, in lines prefixed with
-`[launcher] `. The launcher passes Ctrl-C, SIGTERM and the end of the terminal
-(SIGHUP) on to all workers; a second Ctrl-C or SIGTERM kills all workers
-immediately. The processes that a worker has started end with the worker. So
-when the launcher returns, no process is left, except processes that have left a
-worker's process group (`setsid`, `timeout`). If the launcher itself is killed,
-all workers are killed immediately.
+A worker inherits the launcher's environment, plus `TF_CONFIG`. Unless they are
+already set, the launcher also sets three other variables. `no_grpc_proxy` lets
+workers connect to each other without a proxy. `TF_NUM_INTRAOP_THREADS` divides
+the cores among the launcher's workers: each operation of TensorFlow has as many
+threads as its worker has cores. `PYTHONHASHSEED` is 0, so that the elements of
+a set have the same order on all workers, and after a restart.
+
+When a worker fails, the launcher sends SIGTERM to the others. The launcher
+reports failures and restarts on stderr, in lines prefixed with `[launcher] `.
+It forwards Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) to all workers.
+A second Ctrl-C or SIGTERM kills all workers immediately. When a worker ends,
+the launcher also ends the processes that the worker has started. So when the
+launcher returns, no process is left, except processes that have left a worker's
+process group (`setsid`, `timeout`). If the launcher itself is killed, all
+workers are killed immediately.
 
 Without `--cluster`, the launcher reserves the workers' ports from before the
 workers start until they have ended. Another program can take a reserved port
-only if it asks for exactly that port. The worker then fails with TensorFlow's
+only if it requests exactly that port. The worker then fails with TensorFlow's
 "Could not start gRPC server".
 
 Exit codes:
     0: All workers ended with 0.
     1: The output could not be written, or a worker could not be started.
-    2: The command line or the cluster's variables are wrong. No worker was
-        started.
+    2: The command line or the cluster's variables are wrong.
     128 + s: The launcher received signal s (130 after Ctrl-C, 143 after
         SIGTERM), or signal s killed the worker that failed first.
     143: Also if a worker received SIGTERM, and all workers have backed up. To
         resume, start the launcher again. With `--max-restarts`, the launcher
         restarts the workers itself.
-    Any other code: The code of the worker that failed first.
+    Any code: If a worker failed, the code of the worker that failed first.
 After restarts, the exit code is that of the last attempt. A signal after a
 failure prevents a restart, but does not change the exit code.
 """

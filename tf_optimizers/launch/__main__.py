@@ -46,13 +46,14 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
         if value is not None:
             return (
                 f"`--{name}` must come with `--cluster`. Received: --{name} "
-                f"{value} alone. Leave it out to start workers on this machine."
+                f"{value} without `--cluster`. Leave `--{name}` out to start "
+                "workers on this machine."
             )
     if os.environ.get("TF_CONFIG"):
         return (
-            "`TF_CONFIG` must not be set, since the launcher sets it. "
-            f"Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset it, or "
-            "pass `--cluster tf-config` to use it."
+            "`TF_CONFIG` must not be set without `--cluster`: the launcher "
+            f"sets it. Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset "
+            "it, or pass `--cluster tf-config` to use it."
         )
     return None
 
@@ -63,17 +64,17 @@ def problem_of_standby(options: argparse.Namespace) -> str | None:
         return None
     return (
         "`--standby` must come with `--max-restarts`, since standby processes "
-        f"wait for a restart. Received: --standby {options.standby:g} alone. "
-        "Pass `--max-restarts 10` too, or leave `--standby` out."
+        f"wait for a restart. Received: --standby {options.standby:g} without "
+        "restarts. Pass `--max-restarts 10` too, or leave `--standby` out."
     )
 
 
 def use_environment(options: argparse.Namespace) -> None:
     """Replace the cluster and GPU options with `place` and `gpus`.
 
-    `place` is the launcher's place in a cluster, or None. `gpus` holds the
-    environment variables that show each worker its GPUs. Omitted options for
-    workers, host and port get their defaults.
+    `place` is the launcher's place in a cluster, or None. `gpus` contains, for
+    each worker, the environment variables that select its GPUs. If the number
+    of workers, the host or the port is omitted, it gets its default.
 
     Raises:
         ValueError: If the environment does not fit the options.
@@ -129,7 +130,7 @@ def problem_of_command(command: list[str]) -> str | None:
 
 
 def is_runnable_module(name: str) -> bool:
-    """Return whether `python -m name` finds a module, without importing any."""
+    """Return whether `python -m name` finds a module; import no module."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
@@ -159,8 +160,8 @@ def main() -> int:
 def open_standard_streams() -> None:
     """Open `os.devnull` for each standard stream that the caller has closed.
 
-    Otherwise, the next file or pipe that Python opens would become the closed
-    stream.
+    Otherwise, the next file or pipe that Python opens would get the file
+    descriptor of the closed stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -187,15 +188,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 _HELP = {
-    "workers": "number of worker processes on this machine (1 with --cluster)",
+    "workers": "number of workers of this launcher (1 with --cluster)",
     "cluster": "scheduler whose environment variables describe the cluster",
-    "machines": "number of machines, if the scheduler does not set it",
+    "machines": "number of launchers, if the scheduler does not set it",
     "port": f"first port on every machine, with --cluster ({PORT})",
     "gpus-per-worker": "GPUs per worker (all, divided equally)",
     "devices-per-worker": "logical CPU devices per worker (%(default)s)",
     "host": f"address of this machine, for TF_CONFIG ({LOOPBACK})",
-    "grace-period": "time between SIGTERM or SIGINT and SIGKILL (30, or 10 "
-    "after a failure)",
+    "grace-period": "time from SIGTERM, SIGINT or SIGHUP until SIGKILL (30, or "
+    "10 after a failure)",
     "max-restarts": "how many times to restart all workers if one fails "
     "(%(default)s)",
     "restart-pause": "time before the first restart; doubles, up to 60 "
@@ -235,7 +236,7 @@ def make_parser() -> argparse.ArgumentParser:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the launcher's own arguments, and the command after them.
 
-    `argparse.REMAINDER` would take some of the script's options as options of
+    `argparse.REMAINDER` would parse some of the script's options as options of
     the launcher, and drop a `--`.
     """
     start = 0

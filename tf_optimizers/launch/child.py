@@ -1,4 +1,4 @@
-"""Runs a worker, or the guard over all workers, as a child of the launcher.
+"""Runs a worker, or the guard of all workers, as a child of the launcher.
 
 The launcher starts this file by its path, so that Python loads no other module
 of the package before the script or a standby process imports it.
@@ -43,13 +43,14 @@ def guard() -> None:
 def work(
     lifeline: int, devices: int, command: list[str], stands_by: bool = False
 ) -> None:
-    """Run `python *command` in this process.
+    """Run a script or module in this process, as `python` would.
 
     Args:
         lifeline: The file descriptor of the pipe to the guard.
         devices: The number of logical CPU devices.
         command: A script or `-m module`, followed by arguments.
-        stands_by: Whether to first import libraries and wait for the launcher.
+        stands_by: Whether to import libraries first, and then to wait until the
+            launcher needs this process.
     """
     # Register this process before the user's code can start other processes, so
     # that the guard can kill all of them.

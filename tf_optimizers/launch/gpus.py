@@ -18,14 +18,14 @@ def divide_gpus(
     launcher: int = 0,
     launchers: int = 1,
 ) -> list[dict[str, str]]:
-    """Return the environment variables that show each worker its own GPUs.
+    """Return the environment variables that select each worker's GPUs.
 
     Args:
         workers: The number of workers of this launcher.
         per_worker: The number of GPUs of each worker. 0 hides all GPUs. None
             divides the machine's GPUs, or those that Slurm has given to the
-            job. But None changes nothing if there are no GPUs, or if the user
-            has set `CUDA_VISIBLE_DEVICES`.
+            job. If there are no GPUs, or if the user has set
+            `CUDA_VISIBLE_DEVICES`, None leaves the environment unchanged.
         environment: The launcher's environment variables.
         launcher: The index of this launcher on its machine.
         launchers: The number of launchers on this machine. They divide its
@@ -41,8 +41,8 @@ def divide_gpus(
     if per_worker is None and chosen is not None and not of_slurm:
         return [{}] * workers
     gpus = list_gpus() if chosen is None else _indices_in(chosen)
-    # Slurm shows a launcher all GPUs of its node, or only the launcher's own
-    # GPUs. In the second case, no other launcher uses these GPUs.
+    # Slurm lists all GPUs of the node, or only this launcher's own GPUs. In the
+    # second case, no other launcher uses the listed GPUs.
     if of_slurm and environment.get("SLURM_GPUS_ON_NODE") != str(len(gpus)):
         launcher, launchers = 0, 1
     everyone = launchers * workers
@@ -73,9 +73,9 @@ def _too_few(
     Args:
         gpus: The number of visible GPUs.
         workers: The number of workers that divide the GPUs.
-        per_worker: The number of GPUs that the user wants for each worker; 0 if
-            there is less than one GPU per worker.
-        of_slurm: The variables by which Slurm shows GPUs.
+        per_worker: The requested number of GPUs per worker; 0 if the user has
+            requested none, and there are fewer GPUs than workers.
+        of_slurm: The variables of `OF_SLURM` that are set.
     """
     sharing = f"unset {' and '.join(of_slurm)}"
     if not of_slurm:
@@ -101,5 +101,5 @@ def list_gpus() -> list[str]:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # Without the tool or the driver, TensorFlow finds no GPU.
+        return []  # Probably, there is no driver, and so no usable GPU.
     return [str(i) for i in range(len(re.findall("^GPU ", listing, re.M)))]

@@ -83,7 +83,7 @@ class Events:
         return None
 
 
-# How often to check on workers that are ending, in seconds.
+# Seconds from one check on workers that are ending to the next.
 TICK = 0.05
 # TensorFlow's environment variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -108,12 +108,13 @@ class Failure(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Processes that run `python *command`.
+    """A command to run in several workers, and the launcher's options.
 
-    The command is a script or `-m module`, followed by arguments. `gpus` holds
-    the environment variables that show each worker its GPUs. `place` is the
-    launcher's place in a cluster, or None. `tf_optimizers.launch` documents the
-    other fields, which are command line options.
+    The command is a script or `-m module`, followed by arguments. `gpus`
+    contains, for each worker, the environment variables that select its GPUs.
+    `place` is the launcher's place in a cluster, or None.
+    `tf_optimizers.launch` documents the other fields, which are command line
+    options.
     """
 
     command: Sequence[str]
@@ -175,7 +176,7 @@ def launch(job: Job) -> int:
             with ExitStack() as stack:
                 try:
                     group = standbys.take(stack) or start(number, stack, False)
-                # For example, too many files or threads exist.
+                # For example, there are too many open files or threads.
                 except (OSError, RuntimeError) as error:
                     output.say(f"Cannot start {job.workers} workers: {error}.")
                     return Failure("", 1)
@@ -233,11 +234,13 @@ def environment(
 ) -> dict[str, str]:
     """Return a worker's environment, with its `TF_CONFIG`.
 
-    Connections between workers bypass any proxy (`http_proxy`). The
-    `local` workers of this launcher divide its cores, so that their threads do
-    not compete. A fixed hash seed gives the elements of a set the same order on
-    all workers, and after a restart. The user's own values of these variables
-    stay.
+    The user's own values override the other variables that are set here:
+
+    - Connections between workers bypass any proxy (`http_proxy`).
+    - The `local` workers of this launcher divide its cores, so that their
+      threads do not compete.
+    - A fixed hash seed gives the elements of a set the same order on all
+      workers, and after a restart.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -269,8 +272,8 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until all are done, or a second signal must kill them.
 
-    After a first signal, return once all workers are gone, even if output is
-    left to write.
+    After a first signal, return once all workers are gone, even if some output
+    has not been written yet.
 
     Returns the reason why the workers were stopped, or None if all ended with
     exit code 0.

@@ -1,4 +1,4 @@
-"""Forwards the workers' output in whole lines, prefixed with the worker."""
+"""Forwards the workers' output line by line; a prefix names the worker."""
 
 import os
 import select
@@ -9,9 +9,9 @@ from typing import IO
 
 CHUNK_BYTES = 1 << 16
 # Once a worker is gone, its output counts as complete if nothing arrives for
-# this time, in milliseconds.
+# this many milliseconds.
 PAUSE = 200
-# How long to wait until the launcher's own last line is written, in seconds.
+# The longest wait until the launcher's own last line is written, in seconds.
 LAST_LINE = 2
 
 
@@ -104,8 +104,8 @@ class Forwarder(threading.Thread):
                 if not chunk:
                     return
                 yield chunk
-            # A process that left the worker's session can keep a stream open,
-            # so the end of the stream may never come.
+            # The stream may never end: a process that has left the worker's
+            # process group may have it open.
             elif self._no_more.is_set():
                 return
 

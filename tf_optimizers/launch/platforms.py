@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 # The first port of a machine, unless `--port` or the scheduler sets another.
 PORT = 12345
-# How many addresses a message shows.
+# How many addresses a message shows before the last one.
 _MOST_SHOWN = 4
 
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     given: str = ""
 
     def addresses(self, workers: int, port: int) -> list[str]:
-        """Return host:port of all workers, `workers` for each launcher.
+        """Return the host:port of every worker of every launcher.
 
         Raises:
             ValueError: If two workers would have the same address.
@@ -99,9 +99,9 @@ def find_place(
         )
     if not 0 <= place.rank < len(place.hosts):
         raise ValueError(
-            f"The index of this machine must be in [0, {len(place.hosts)}). "
-            f"Received: {place.rank} from {place.found}. Start as many "
-            "launchers as the cluster has machines."
+            f"The index of this launcher must be in [0, {len(place.hosts)}). "
+            f"Received: {place.rank} from {place.found}. Correct this index, "
+            "or the number of launchers."
         )
     return place
 
@@ -177,9 +177,9 @@ def _place_in_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
     is_known = {*cluster, job} <= {*jobs}
     if not is_known or not all(isinstance(host, str) for host in hosts):
         raise ValueError(
-            f"The jobs of `{name}` must be {' and '.join(jobs)}, each a list "
-            f"of host:port. Received: {name}={text!r}. Configure no parameter "
-            "servers, and start an evaluator without the launcher."
+            f"`{name}` must contain only the jobs {' and '.join(jobs)}, each a "
+            f"list of host:port. Received: {name}={text!r}. Configure no "
+            "parameter servers, and start an evaluator without the launcher."
         )
     before = sum(len(cluster.get(j, [])) for j in jobs[: jobs.index(job)])
     return Place(name, hosts, before + index)
@@ -238,7 +238,7 @@ def _pods_of_job(name: str, index: int, count: int, source: str) -> list[str]:
         raise ValueError(
             f"{source} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set "
             "the pods' `subdomain` to the name of a headless Service that "
-            "selects the pods; see docs/launch/indexed_job.yaml."
+            "selects the pods, as in the examples in docs/launch."
         )
     return [f"{match[1]}-{i}{match[2]}" for i in range(count)]
 

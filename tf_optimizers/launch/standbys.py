@@ -20,9 +20,9 @@ class Standbys:
     Args:
         start: Starts the workers of an attempt.
         delay: Seconds from the start of an attempt until the workers of the
-            next attempt start, or None to start no workers in advance.
+            next attempt start; None to start no workers in advance.
         last: The number of the last attempt.
-        output: Gets a line if workers cannot be started.
+        output: Gets a message if workers cannot be started.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Standbys:
         self._stack = ExitStack()
 
     def plan(self, attempt: int) -> None:
-        """Plan the start of the next attempt's workers.
+        """Plan when to start the next attempt's workers.
 
-        Call this method when `attempt` begins.
+        Call this method when the attempt with number `attempt` begins.
         """
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
@@ -68,9 +68,9 @@ class Standbys:
     def take(self, stack: ExitStack) -> list[Worker]:
         """Make the standby workers run the command, and return them.
 
-        Closing `stack` ends the workers. Returns an empty list if no workers
-        stand by. If one of them has ended, ends the others, and returns an
-        empty list, too.
+        Closing `stack` ends the workers. Returns an empty list if there are no
+        standby workers, or if one of them has ended. In the second case, the
+        others are ended, too.
         """
         self._due = None
         group, self._group = self._group, []

@@ -14,23 +14,23 @@ from tf_optimizers.launch.output import Forwarder, Output
 CHILD = str(Path(__file__).with_name("child.py"))
 # Linux's list of all processes; macOS has none.
 PROCESSES = Path("/proc")
-# The exit code of all workers after one of them has received SIGTERM and all
-# have written a backup.
+# The exit code of a worker that SIGTERM has ended. After SIGTERM to any worker,
+# `BackupAndRestore` makes all workers back up and exit with this code.
 PREEMPTED = 128 + signal.SIGTERM
 # Seconds between the request to stop and SIGKILL, unless the user sets a grace
 # period. `BACKUP_GRACE` leaves time for a backup. After a failure, workers
 # cannot back up, so `FAILURE_GRACE` is shorter.
 BACKUP_GRACE, FAILURE_GRACE = 30.0, 10.0
-# How often to check on killed processes, in seconds.
+# Seconds from one check on killed processes to the next.
 KILL_TICK = 0.01
 
 
 class Guard:
     """A process that kills all workers once the launcher is gone.
 
-    `lifeline` is the write end of a pipe. The launcher's end closes when the
-    launcher ends, even if the launcher is killed. `child.guard` documents the
-    lines in the pipe.
+    `lifeline` is the write end of a pipe. It is closed when the launcher ends,
+    even if the launcher is killed. `child.guard` documents the lines in the
+    pipe.
     """
 
     def __enter__(self) -> "Guard":
@@ -48,8 +48,8 @@ class Guard:
         return self
 
     def forget(self, group: int) -> None:
-        """Tell the guard that a worker's process group has ended."""
-        # If the guard has been killed, the run goes on without it.
+        """Send the guard the ID of a process group that has ended."""
+        # If the guard has been killed, the run continues without a guard.
         with suppress(BrokenPipeError):
             os.write(self.lifeline, b"-%d\n" % group)
 
@@ -123,7 +123,7 @@ class Worker:
             self._process.stdin.close()
 
     def is_ending(self) -> bool:
-        """Return whether the worker was asked to end, but is not gone yet."""
+        """Return whether the worker has a time for SIGKILL, but is not gone."""
         return self._kill_at is not None and not self.is_gone
 
     def is_done(self) -> bool:
@@ -142,7 +142,7 @@ class Worker:
         return f"{name} failed with exit code {self.exit_code}."
 
     def stop(self, request: signal.Signals, usual_grace: float) -> None:
-        """Ask the worker to end; the first call sets the time for SIGKILL.
+        """Signal the worker to end; the first call sets the time for SIGKILL.
 
         Args:
             request: The signal to send.
@@ -164,7 +164,7 @@ class Worker:
         code = self._process.poll()
         if code is not None and self.exit_code is None:
             self.exit_code = 128 - code if code < 0 else code
-            # End the worker's children too.
+            # End the processes that the worker has started, too.
             self.stop(signal.SIGTERM, FAILURE_GRACE)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal_group(signal.SIGKILL)
