@@ -30,9 +30,9 @@ from tf_optimizers.codes.digests import as_bytes
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# Rows of zeros at the start and end of an array are not stored. Then a second
-# array, whose name has this suffix, gives the range of the stored rows: the
-# first row, and the row after the last.
+# Rows of zeros at the start and end of an array are not stored. An array with
+# such rows has a second array, whose name has this suffix. It gives the range
+# of the stored rows: the first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -240,7 +240,7 @@ def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_zeros(file: Any, name: str, dtype: Any, shape: list[int]) -> Any:
-    """Return an array from a worker's file, and add its rows of zeros again."""
+    """Return an array from a worker's file, with its rows of zeros restored."""
     kept = file[name].view(dtype)
     if f"{name}{_ROWS_SUFFIX}" not in file:
         return kept.reshape(shape)

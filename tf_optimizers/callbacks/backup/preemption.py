@@ -114,7 +114,7 @@ class Preemption:
         return self._last == self._passed
 
     def finish(self) -> bool:
-        """Count the end of `fit` as such a point; return whether to exit."""
+        """Count `fit`'s end as a stopping point; return whether to exit."""
         with self._lock:
             self._passed += 1
             self._is_at_end = True
@@ -133,10 +133,10 @@ class Preemption:
         If SIGTERM has already arrived, it ends the process now.
 
         Args:
-            is_leaving: Whether the process is about to exit. If so, it ignores
-                SIGTERM from now on: the launcher sends SIGTERM once another
-                worker has exited, but this worker may still run `finally`
-                blocks and exit handlers.
+            is_leaving: Whether the process is about to exit. If so, the handler
+                ignores SIGTERM from now on: the launcher sends SIGTERM once
+                another worker has exited, but this worker may still run
+                `finally` blocks and exit handlers.
         """
         global _running
         _running = None

@@ -82,7 +82,7 @@ class State:
         }
 
     def metrics(self) -> list[tuple[Any, np.ndarray]]:
-        """Return this process's copies of metrics, each with its value."""
+        """Return this process's copies of metric variables and their values."""
         return [
             (component, array_of(component))
             for variable in self.sections["metrics"]
