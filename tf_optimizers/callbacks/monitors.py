@@ -357,8 +357,8 @@ class CompressionMonitor(Monitor):
     def compute(self, weights: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of |v|, of v^2, and of |change of a weight|.
 
-        Here v is an entry of a residual, and its sums include all replicas.
-        `weights` holds the weights before the measured step.
+        Here, v is an entry of a residual, and sums over v include all replicas.
+        `weights` contains the weights before the measurement.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:

@@ -123,7 +123,7 @@ class Worker:
             self._process.stdin.close()
 
     def is_ending(self) -> bool:
-        """Return whether the worker has a time for SIGKILL, but is not gone."""
+        """Return whether `stop` or `end` was called, and processes are left."""
         return self._kill_at is not None and not self.is_gone
 
     def is_done(self) -> bool:

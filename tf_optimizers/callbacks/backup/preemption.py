@@ -217,7 +217,7 @@ class Preemption:
                 os.write(self._former, signals.replace(b"\0", b""))
 
     def _decide(self) -> None:
-        """Publish this worker's next point; find all workers' latest point.
+        """Publish this worker's next point; find the latest of all points.
 
         If a point is still missing after `_WAITING_SECONDS`, this worker
         continues its run.
