@@ -1,8 +1,8 @@
 """Writes and reads backups, on all workers together.
 
 Worker 0 writes the values that are equal on all replicas. Every worker writes
-the other values of its own replicas. Once all files are written, worker 0
-commits the backup.
+the other values of its replicas. Once all files are written, worker 0 commits
+the backup.
 """
 
 import functools

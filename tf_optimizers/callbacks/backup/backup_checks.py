@@ -31,7 +31,7 @@ def check_folder(path: Any) -> str:
         raise ValueError(
             "`backup_dir` must be a folder on a local or mounted file system. "
             f"Received: backup_dir={path!r}. Pass the path of a folder. Mount "
-            "remote storage first."
+            "the storage first if it is remote."
         )
     return str(Path(text).absolute())
 
@@ -133,7 +133,7 @@ def warnings_of_lengths(
     """
     if content["epoch"] >= epochs:
         yield (
-            "`epochs` must exceed the number of epochs completed before the "
+            "`epochs` must be greater than the number of epochs before the "
             f"backup. Received: epochs={epochs}, and a backup after epoch "
             f"{content['epoch']}. To train longer, raise `epochs`; for another "
             "run, pass another `name` or `backup_dir`."

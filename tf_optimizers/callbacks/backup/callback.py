@@ -71,9 +71,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Under `tfo.SparseMultiWorkerMirroredStrategy`, all workers back up and
     restore together. The folder must be on a file system that all workers
     share. The first worker writes the values that are equal on all replicas,
-    and each worker writes the other values of its own replicas. The previous
-    backup is deleted only once the new backup is complete. Checksums are
-    verified before a backup is restored. Backups contain no code.
+    and each worker writes the other values of its replicas. The previous backup
+    is deleted only once the new backup is complete. Checksums are verified
+    before a backup is restored. Backups contain no code.
 
     If any worker gets SIGTERM, for example before its machine is preempted, all
     workers stop at the same point, back up, and exit with code 143. To resume,

@@ -46,7 +46,7 @@ class Preemption:
     """Catches SIGTERM during one `fit`, and finds the point at which to stop.
 
     SIGTERM is caught only if `fit` runs in the main thread, and if the script
-    has no handler of its own for SIGTERM.
+    has set no handler for SIGTERM.
 
     Args:
         group: The replicas. All workers must create their `Preemption` objects

@@ -217,8 +217,8 @@ def redistribute(
     - Values that add up are divided evenly. If a total of integers leaves a
       remainder, the first replicas get 1 more.
     - If replicas stored different rows, every replica gets all rows.
-    - Of other floating-point values, every replica gets the mean.
-    - Of all other values, every replica gets the first replica's.
+    - Other floating-point values become their mean on every replica.
+    - All other values become the first replica's value on every replica.
 
     Args:
         is_summed: Whether the replicas' values add up.
