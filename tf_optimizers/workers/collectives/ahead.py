@@ -73,7 +73,7 @@ class AheadGather:
         kind: The kind of the messages.
     """
 
-    # The error that has ended the thread, or None.
+    # The first error that has ended a lane, or None.
     error: Exception | None = None
 
     def __init__(
