@@ -8,6 +8,16 @@ from arrays import assert_equal
 
 import tf_optimizers as tfo
 
+
+def in_a_group():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("`MultiOptimizer` needs Keras 3.15")
+    groups = keras.optimizers.OptimizerMap(
+        tfo.Lamb(0.05), {".*bias": tfo.LANS(0.05)}
+    )
+    return keras.optimizers.MultiOptimizer(groups)
+
+
 MAKE = {
     "lamb": lambda: tfo.Lamb(0.05, clipnorm=0.1),
     "lans": lambda: tfo.LANS(0.05),
@@ -29,6 +39,12 @@ MAKE = {
     "averaged": lambda: tfo.Lamb(
         0.05, use_ema=True, gradient_accumulation_steps=2
     ),
+    # Keras builds these optimizers while it traces the first step.
+    "scaled lamb": lambda: keras.optimizers.LossScaleOptimizer(tfo.Lamb(0.05)),
+    "scaled dgc": lambda: keras.optimizers.LossScaleOptimizer(
+        tfo.DGCMomentum(0.05, sparsity=(0.5,), min_compress_size=10)
+    ),
+    "group": in_a_group,
 }
 ROWS = np.random.default_rng(0).integers(0, 9, (16, 4))
 TARGETS = np.random.default_rng(1).random((16, 3), "float32")

@@ -238,6 +238,8 @@ def add_replica_variable(
     """
     value = backend_variable(reference)
     with (
+        # In a graph, TensorFlow would ignore the devices of `value`.
+        tf.init_scope(),
         strategy_of(optimizer).extended.colocate_vars_with(value),
         keras.name_scope(optimizer.name, caller=optimizer),
     ):

@@ -128,6 +128,13 @@ class Optimizer(keras.optimizers.Optimizer):
             shape, initializer=initializer, dtype=dtype, **kwargs
         )
 
+    def add_variable_from_reference(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a variable on the devices of another variable."""
+        # Keras may call `build` while a step is traced. TensorFlow would ignore
+        # the devices there.
+        with tf.init_scope():
+            return super().add_variable_from_reference(*args, **kwargs)
+
     def exclude_from_weight_decay(
         self,
         var_list: Sequence[Any] | None = None,

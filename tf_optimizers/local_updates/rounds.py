@@ -80,9 +80,7 @@ class Rounds:
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
-        self._indices = [
-            variable_index(optimizer, variable) for variable, _ in self._starts
-        ]
+        self._indices = [variable_index(optimizer, v) for v, _ in self._starts]
         self._commons = self._bases = [start for _, start in self._starts]
         if self._overlaps or self._step_ahead:
             self._bases = [
