@@ -325,6 +325,50 @@ def test_large_variables_are_stepped_in_turn(monkeypatch, at_once):
     assert not any(waits_for(2, other) for other in large)
 
 
+def ancestors(op):
+    """Return the operations that must run before an operation."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        new = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - found
+        found |= new
+        waiting += new
+    return found
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_variable_is_updated_as_soon_as_its_gradient_arrives(weight_decay):
+    """Meanwhile, the backward pass goes on."""
+    with tf.device("CPU:1"):
+        weights = [keras.Variable(tf.eye(3)) for _ in range(4)]
+        optimizer = tfo.AdamOffload(weight_decay=weight_decay)
+        optimizer.build(weights)
+        values = [weight.value for weight in weights]
+
+        @tf.function(autograph=False)
+        def step(rows):
+            with tf.GradientTape() as tape:
+                for value in values:
+                    rows = tf.tanh(rows @ value)
+            gradients = [
+                tf.identity(gradient, f"gradient_{i}")
+                for i, gradient in enumerate(tape.gradient(rows, values))
+            ]
+            optimizer.apply(gradients, weights)
+
+        graph = step.get_concrete_function(tf.TensorSpec([2, 3])).graph
+    operations = graph.get_operations()
+    gradients = [graph.get_operation_by_name(f"gradient_{i}") for i in range(4)]
+    kernels = [op for op in operations if is_kernel(op)]
+    updates = [op for op in operations if op.type == "AssignSubVariableOp"]
+    assert len(kernels) == len(updates) == 4
+    for i, kernel, update in zip((3, 2, 1, 0), kernels, updates, strict=True):
+        before = ancestors(update)
+        # Every update waits for the gradient that arrives first.
+        assert before.intersection(gradients) == {gradients[i], gradients[3]}
+        assert before.intersection(kernels) == {kernel}
+
+
 # Copies of 4 MB run in parallel with arithmetic on a few bytes.
 SHAPES = {"a": (1,), "large": (1000, 1000), "b": (3,), "wide": (2, 400_000)}
 
