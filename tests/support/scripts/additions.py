@@ -42,16 +42,39 @@ MAKE = {
         tfo.DGCMomentum, 0.1, sparsity=(0.95,), value_dtype="int4", **SMALL
     ),
     "dgc, sharded": functools.partial(tfo.DGCMomentum, 0.1, **HALF),
+    "dgc, unmasked": functools.partial(
+        tfo.DGCMomentum,
+        0.1,
+        momentum_masking=False,
+        clipnorm=1.0,
+        rampdown_begin_step=3,
+        **HALF,
+    ),
     "loco": around(keras.optimizers.AdamW, **HALF),
     "loco of 4 steps": around(keras.optimizers.AdamW, sync_every=4, **HALF),
+    "loco, ahead": around(
+        keras.optimizers.AdamW,
+        sync_every=2,
+        step_ahead=0.25,
+        value_dtype="int2",
+        **HALF,
+    ),
+    "loco, overlapped": around(
+        keras.optimizers.AdamW, sync_every=2, overlap=True, **HALF
+    ),
     "loco, sharded": around(tfo.Lamb, **HALF),
     "sharded state": lambda: tfo.ShardedState(keras.optimizers.Adam(0.01)),
+    "sharded lamb": lambda: tfo.ShardedState(
+        tfo.Lamb(0.01, global_clipnorm=1.0, use_ema=True)
+    ),
     # Under TensorFlow's strategies, Keras adds repeated rows.
     "adam": functools.partial(keras.optimizers.Adam, 0.01),
     "sgd": functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9),
 }
-# Cases whose replicas agree even under TensorFlow's strategies.
-OURS = [n for n in MAKE if n not in ("adam", "sgd") and ", sharded" not in n]
+# Cases whose replicas agree even under TensorFlow's strategies, which support
+# neither shards nor overlap.
+ONLY_WORKERS = ("adam", "sgd", "loco, overlapped")
+OURS = [n for n in MAKE if n not in ONLY_WORKERS and ", sharded" not in n]
 DENSE = ", no embedding"
 EVERY = [name + kind for name in MAKE for kind in ("", DENSE)]
 
