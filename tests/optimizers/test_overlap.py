@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 
+import devices
 import dgc
 import keras
 import numpy as np
@@ -39,7 +40,7 @@ EVERY = 3
 @pytest.fixture(scope="module")
 def ours():
     """Two replicas in this process."""
-    return tfo.SparseMultiWorkerMirroredStrategy()
+    return devices.on_cpus()
 
 
 class Overlapped(Rounds):

@@ -13,7 +13,9 @@ from quick_graphs import (
     leave_graphs_as_traced,
 )
 from real_workers import AS_TRACED
+from tensorflow.python.eager import context
 
+import tf_optimizers as tfo
 from tf_optimizers._compat.hooks import build_from_specs
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -56,6 +58,16 @@ def pytest_sessionstart(session):
     compile_in_fewer_passes()
 
 
+def on_cpus():
+    """Return our strategy, with a replica on each CPU, even if there is a GPU.
+
+    By default, TensorFlow's strategies for several workers use the GPUs.
+    """
+    resolvers = tf.distribute.cluster_resolver
+    no_cluster = resolvers.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    return tfo.SparseMultiWorkerMirroredStrategy(no_cluster)
+
+
 _list_physical_devices = tf.config.list_physical_devices
 
 
@@ -83,6 +95,7 @@ def pytest_runtest_protocol():
     if "PRETENDED_GPU" not in os.environ:
         return (yield)
     tf.config.list_physical_devices = _with_gpu
+    context.num_gpus = lambda: 1  # A strategy's replicas would be on the GPU.
     with tf.device("CPU:1"):
         return (yield)
 
