@@ -229,8 +229,8 @@ def sum_rows(
         count: The number of rows.
     """
     if in_xla():
-        # XLA cannot compile the sum below. Under XLA there is only one replica,
-        # so the order of additions does not matter.
+        # XLA cannot compile the sum below. Under XLA, replicas cannot exchange
+        # rows, so the order of additions does not matter.
         return tf.math.unsorted_segment_sum(values, rows, count)
     order = tf.argsort(rows, stable=True)
     return tf.sparse.segment_sum(
