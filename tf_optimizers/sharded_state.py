@@ -189,7 +189,9 @@ class ShardedState(Wrapper):
         else:
             _check_distributed(inner, strategy, variables)
             agree_on_overflow(strategy)
-            self._distribute(strategy, variables)
+            # Keras may call `build` while a step is traced.
+            with tf.init_scope():
+                self._distribute(strategy, variables)
         # Skip `Optimizer.build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
         # Set this last, or Keras would create averages here.

@@ -205,6 +205,28 @@ def test_a_step_may_be_in_a_condition(mirrored):
         np.testing.assert_array_equal(copy, 0.5)
 
 
+def test_loss_scaling_may_build_it_in_a_traced_step(mirrored):
+    """Keras's `LossScaleOptimizer` builds its inner optimizer on a replica."""
+
+    def trained(around):
+        model = make_model(mirrored)
+        variables = model.trainable_variables
+        with mirrored.scope():
+            optimizer = around(keras.optimizers.Adam(0.01))
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+
+        @tf.function
+        def step():
+            gradients = [8.0 * tf.ones(v.shape) for v in variables]
+            mirrored.run(optimizer.apply, (gradients, variables))
+
+        step()
+        assert np.all(variables[-1].numpy() < 0)  # The bias has moved.
+        return model
+
+    assert_alike(mirrored, trained(tfo.ShardedState), trained(lambda o: o))
+
+
 @cases.needs_groups
 def test_multi_optimizer_belongs_around(mirrored, tmp_path):
     def choose(wrap):
