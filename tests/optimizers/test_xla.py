@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from arrays import assert_equal
 from keras.optimizers import SGD, LossScaleOptimizer
+from real_workers import output_of
 
 import tf_optimizers as tfo
 
@@ -144,6 +145,27 @@ def test_auto_considers_an_optimizer_set_after_compile():
     model.optimizer = offload()
     assert model.jit_compile is False
     fit(model)
+
+
+COMPILED_EARLIER = """
+import keras
+import tensorflow as tf
+
+import tf_optimizers as tfo
+
+gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+tf.config.list_physical_devices = lambda kind=None: [gpu]
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+model.compile("sgd", "mse")
+print(model.jit_compile)
+model.optimizer = tfo.AdamOffload()
+print(model.jit_compile)
+"""
+
+
+def test_auto_considers_an_optimizer_made_after_compile():
+    """The first of our optimizers changes models that exist already."""
+    assert output_of(COMPILED_EARLIER).split() == ["True", "False"]
 
 
 def assert_refused(model, start):

@@ -201,7 +201,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
             # without calling the setter.
             if vars(self).pop(_IS_RESOLVING, False):
                 object.__setattr__(self, _IS_AUTO, True)
-            if not value or not getattr(self, _IS_AUTO, False):
+            # A value from before the replacement counts as "auto".
+            if not value or not getattr(self, _IS_AUTO, True):
                 return value
             return not cannot_use_xla(self)
 
