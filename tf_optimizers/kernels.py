@@ -220,8 +220,8 @@ def sum_rows(
 
     If all replicas call this function with the same arguments, they get the
     same sums, bit for bit, because the order of the additions depends only on
-    `rows`. On a GPU, scatters and `unsorted_segment_sum` add the values of a
-    row in any order, so replicas would diverge.
+    `rows`. On a GPU, scatters, `tf.math.segment_sum` and `unsorted_segment_sum`
+    add the values of a row in any order, so replicas would diverge.
 
     Args:
         values: [n, ...].
