@@ -537,7 +537,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
         """Add the change of a weight in the round to the weight's residual."""
-        del weight, rate
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
         # Each of a worker's M devices holds e_i / M; see `sparse_loco`.
@@ -550,7 +549,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> tf.Tensor:
         """Return the mean over replicas of a weight's change in a round."""
-        del index, weight, rate
         return moved / self._compressor.wire.replicas
 
 
