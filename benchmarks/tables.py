@@ -21,7 +21,6 @@ MARKED_TABLE = re.compile(
     r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
 )
 YARDSTICK = "ResourceApplyAdam"
-PLACES = "none", "link"  # In results of `overlap`.
 
 
 def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
@@ -261,17 +260,18 @@ def latency(name: str, result: dict) -> str:
 
 def overlap(name: str, result: dict) -> str:
     """Return the times of a round, and how much of the exchange is hidden."""
-    hidden = result["hidden"]
-    middle, *ends = (f(hidden) for f in (median, min, max))
-    shares = {"overlaps": f"{middle:.0%} ({ends[0]:.0%} to {ends[1]:.0%})"}
+    shares = [
+        f"{median(each):.0%} ({min(each):.0%} to {max(each):.0%})"
+        for each in (result["hidden"], result["hidden_delay"])
+    ]
     return table(
-        f"{name}: ms of a round, median of {len(hidden)} turns",
-        "| | without a link | over the link | hidden |",
+        f"{name}: ms of a round, median of {len(result['hidden'])} turns",
+        "| | without a link | 4 ms | over the link | hidden | of the delay |",
         (
             [
                 kind,
-                *(f"{median(times[k]):.0f}" for k in PLACES),
-                shares.get(kind, ""),
+                *(f"{median(each):.0f}" for each in times.values()),
+                *(shares if kind == "overlaps" else ["", ""]),
             ]
             for kind, times in result["ms"].items()
         ),

@@ -18,10 +18,15 @@ def test_round_trips_are_the_added_delay():
 
 def test_hidden_is_the_share_of_the_exchange_that_takes_no_time():
     seconds = {
-        "waits": {"none": [4.0, 5.0], "link": [10.0, 11.0]},
-        "overlaps": {"none": [5.0, 5.0], "link": [5.0, 8.0]},
+        "waits": {"none": [4.0, 5.0], "near": [5.0, 9.0], "link": [10.0, 11.0]},
+        "overlaps": {
+            "none": [5.0, 5.0],
+            "near": [5.0, 6.0],
+            "link": [5.0, 8.0],
+        },
     }
-    assert overlap.hidden(seconds) == [1.0, 0.5]
+    assert overlap.hidden(seconds, "none") == [1.0, 0.5]
+    assert overlap.hidden(seconds, "near") == [1.0, pytest.approx(3 / 7)]
 
 
 def test_ratio_has_its_interval_over_starts():
