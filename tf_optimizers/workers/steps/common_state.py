@@ -132,8 +132,8 @@ class CommonState:
         # Whether this worker has set variables since the last call to
         # `take_set`.
         self._has_set = False
-        # The number of calls to `adopt_set` after any worker had set variables,
-        # and whether all workers had done so before the last of these calls.
+        # The calls of `adopt_set` in which any worker had set variables: their
+        # number, and whether all workers had set variables in the last one.
         self._times_set, self._is_set_by_all = 0, True
         # For each model: `_times_set` when workers last compared its weights.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
@@ -179,17 +179,17 @@ class CommonState:
     ) -> None:
         """Set a model's state to the mean over all replicas.
 
-        Every worker must call this method. There is one exception: if the state
-        has been compared, and no step or collective has run since, a call
-        without `is_by_all` exchanges nothing. One worker alone may make it.
+        Every worker must call this method, with one exception. If the state has
+        been compared, and no step or collective has run since, a call without
+        `is_by_all` exchanges nothing. A single worker may make such a call.
 
         Args:
             model: The model.
             subject: The purpose, for errors, such as "a prediction".
             is_by_all: Whether all workers are known to call this method. If so,
-                workers also compare weights that steps do not assign, if
-                `adopt_set` has reported a set variable since the last such
-                comparison. Defaults to `False`.
+                workers also compare the weights that steps do not assign,
+                unless no worker has set variables since the last such
+                comparison; see `adopt_set`. Defaults to `False`.
 
         Raises:
             RuntimeError: If only some workers call this method; if steps have
@@ -361,9 +361,9 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
 def _states_of_rows(model: keras.Model) -> set[int]:
     """Return the ids of the states of stateful recurrent layers.
 
-    Such a state has values for each of the replica's rows, which must not be
-    averaged. In the next batch, the replica gets the rows at the same
-    positions, and continues with their values.
+    Such a state has separate values for each of the replica's rows, so it must
+    not be averaged. The replica uses these values again for the rows at the
+    same positions of the next batch.
     """
     return {
         id(state)
@@ -376,8 +376,9 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
-    These are attributes of the model or its layers, since Keras does not track
-    such variables or their assignments. Strings are omitted.
+    Keras tracks neither these variables nor their assignments. So this function
+    searches the attributes of the model and its layers. Variables of strings
+    are omitted.
     """
     return [
         each

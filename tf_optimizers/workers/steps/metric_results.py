@@ -2,9 +2,9 @@
 
 If a step returns a metric's result unchanged, the metric's variables are summed
 over all replicas, and the result is computed again from these sums. This
-requires that the variables are sums over rows, and take few bytes. The summed
-values are those from which the step computed the result. If a `tf.function`
-inside the step computed it, they are the values at the end of the step.
+requires that the variables are sums over rows, and take few bytes. A step may
+change the variables after it has computed the result. The sums include such a
+change only if a `tf.function` inside the step computed the result.
 """
 
 import math
@@ -37,9 +37,10 @@ class Result(NamedTuple):
 
 
 def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Wrap a metric's `result`, so that steps record the tensors in a result.
+    """Wrap a metric's `result`, so that it records the tensors that it returns.
 
-    `replica.results` gets a triple (name, tensor, `Result`) for each tensor.
+    For each tensor, it appends a triple (name, tensor, `Result`) to
+    `replica.results`.
     """
     is_sum = _is_summed(metric.variables)
 
@@ -122,7 +123,7 @@ def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether a metric's variables are summed, and take few bytes."""
+    """Return whether a metric's variables are small, and summed by reads."""
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
     return size <= _MOST_BYTES and all(

@@ -405,9 +405,9 @@ class Step:
 def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
-    If the value is a variable that is summed over replicas, Keras's mean
-    becomes this sum. Variables that are not `on_read`, and values that are not
-    numbers, are not scaled.
+    A variable whose reads are sums over replicas is multiplied by the number of
+    replicas, so that Keras's mean is the sum. Variables that are not `on_read`,
+    and values that are not numbers, are not scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

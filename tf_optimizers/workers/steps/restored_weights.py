@@ -62,9 +62,9 @@ class RestoredWeights:
 def _exact(value: tf.Tensor, before: list[tf.Tensor]) -> tf.Tensor:
     """Return the initial value if the new value equals it up to rounding.
 
-    Return the new value if the two differ by more, or if the last assignment
-    has not moved the weight away. Each assignment rounds by at most half of the
-    distance to the next number.
+    Otherwise, return the new value. Also return the new value if the weight was
+    close to its initial value before the assignment. Each assignment rounds by
+    at most half of the distance to the next number.
     """
     start, *_, last = before
     largest = functools.reduce(tf.maximum, map(tf.abs, before))

@@ -111,7 +111,7 @@ def is_of_rows(value: Any) -> bool:
     """Return whether a value that a step computes has elements for each row.
 
     Only the shape decides: a dimension must be unknown or, if the number of
-    rows is known, a multiple of this number. (A step may repeat rows.)
+    rows is known, a multiple of this number. A step may repeat rows.
     """
     if isinstance(value, list | tuple):  # Numbers, or similar tensors.
         return bool(value) and is_of_rows(value[0])
@@ -320,8 +320,8 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
 def empty_without_rows(batch: Any, rows: RowCounts | None) -> Any:
     """Return a replica's part of a batch, without rows if the batch is empty.
 
-    Each part of an empty batch holds a padding row, but a single process would
-    get no rows.
+    Each part of an empty batch contains a padding row, but a single process
+    would get no rows.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):

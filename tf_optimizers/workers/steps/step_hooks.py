@@ -151,7 +151,7 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
         names = [getattr(each, "path", each.name) for each in outside]
         raise ValueError(
             "Variables that an optimizer updates must be made in the scope of "
-            "the strategy. Received variables made outside of this scope: "
+            "the strategy. Received: variables made outside of this scope: "
             f"{', '.join(names)}. Make and build the model in `with "
             "strategy.scope():`."
         )
@@ -208,12 +208,12 @@ def gradient(
 ) -> Any:
     """Return the gradient of a target with respect to sources.
 
-    The gradient of a vector is the gradient of the sum of its elements. If a
-    vector in a model's step has an element for each row, and a source is a
-    variable, this function divides the gradient by the replica's share, since
-    `scale_loss` or `apply` multiplies by the share. So the replicas' gradients
-    add up to the gradient of the sum over all rows. If the caller passes
-    `output_gradients`, nothing is divided.
+    The gradient of an array is the gradient of the sum of its elements. In a
+    model's step, a target may be an array with an element for each row. If so,
+    and if a source is a variable, this function divides the gradient by the
+    replica's share, since `scale_loss` or `apply` multiplies by the share. So
+    the replicas' gradients add up to the gradient of the sum over all rows. If
+    the caller passes `output_gradients`, nothing is divided.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)
@@ -283,7 +283,7 @@ def _is_number_of_rows(weight: Any) -> bool:
 
 
 def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assign a value to a variable, in a replica or outside of steps.
+    """Assign a value to a Keras variable.
 
     In a model's step, a replica without rows leaves variables of metrics
     unchanged, except that it may reset them to 0. An assignment to another

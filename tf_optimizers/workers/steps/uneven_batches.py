@@ -44,7 +44,7 @@ _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 @functools.cache
 def weight_uneven_batches() -> None:
-    """Permanently make Keras weight losses by rows under our strategy."""
+    """Permanently weight losses by rows under our strategy."""
     hooks: dict[str, Callable] = {
         "loss.scale_loss_for_distribution": _scale,
         "loss.unscale_loss_for_distribution": _scale,
@@ -99,7 +99,8 @@ def _average(
 
     In a model's step, return the average over the replica's rows or, with
     `global_batch_size`, the sum of losses / `global_batch_size` / share. In
-    other functions, return the replica's part of the average over all rows.
+    other functions, return the replica's part of the average over all rows: the
+    replicas' parts add up to this average.
     """
     share = replica.share
     if share is None:
@@ -151,7 +152,8 @@ def _reduce(
         return loss
     if is_number and not is_weighted:
         # A scalar loss counts as a mean over the replica's rows. Outside of a
-        # model's step, gradients of the replicas' means are summed.
+        # model's step, gradients of the replicas' means are summed, and Keras
+        # does not divide a scalar by the number of replicas.
         return loss if share or not is_mean else loss / replicas_of().count
     if not is_mean:
         return loss * _cast(factor_of_sum(values), loss) if share else loss
@@ -249,8 +251,8 @@ def _synchronized(
     """Return the mean and variance over all replicas.
 
     With a mask, Keras (3.15) uses only the replica's rows. So this function
-    combines the statistics of all replicas, weighted by their numbers of
-    unmasked positions.
+    combines the statistics of all replicas. Each replica's statistics are
+    weighted by its number of unmasked positions.
     """
     mean, variance = own = original(layer, inputs, mask)
     if mask is None:
