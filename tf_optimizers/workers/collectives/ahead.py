@@ -3,17 +3,17 @@
 In TensorFlow, the receiver of a message sends a request to the sender, which
 replies when the message is ready. If all workers begin a gather at the same
 time, the gather takes a round trip. If the requests arrive before the messages
-are ready, the gather takes only half of a round trip:
+are ready, the gather takes only half a round trip:
 
     receiver   request ──▶              ◀── message    next request ──▶
     sender                    message ready
 
-Two lanes take turns to exchange messages. A lane requests its next messages as
-soon as an exchange in this lane has ended. So there are requests to all other
-workers even during a gather, and gathers can follow each other at intervals of
-half of a round trip. When a worker ends, the requests to this worker fail. Then
-TensorFlow aborts all collectives of the other workers, even collectives between
-local devices.
+Two threads, called lanes, take turns to exchange messages. As soon as a lane
+has ended an exchange, it requests the messages of its next exchange. So there
+are requests to all other workers even during a gather, and gathers can follow
+each other at intervals of half a round trip. When a worker ends, the requests
+to this worker fail. Then TensorFlow aborts all collectives of the other
+workers, even collectives between local devices.
 """
 
 import functools
@@ -90,7 +90,7 @@ class AheadGather:
             self._sent, self._arrived = (
                 tf.queue.FIFOQueue(_QUEUE_SIZE, [kind.dtype]) for _ in range(2)
             )
-            # A lane may take the next message if its queue has an element.
+            # A lane may send the next message if its queue has an element.
             self._turns = [
                 tf.queue.FIFOQueue(1, [tf.bool], [()]) for _ in range(_LANES)
             ]
@@ -125,7 +125,7 @@ class AheadGather:
             self._arrived.close()
 
     def _exchange(self, lane: int) -> list[tf.Tensor]:
-        """Exchange a message with every other replica; return the sends."""
+        """Exchange messages with the other replicas; return sends' results."""
         everyone = range(self._everyone.size)
         others = [i for i in everyone if i != self._replica]
         with tf.device("CPU:0"):

@@ -201,9 +201,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         """Concatenate the tensors of all replicas along the first axis.
 
         The tensors must have the same shape. TensorFlow's public `all_gather`
-        also takes tensors of different shapes, but needs two collectives.
-        Replicas exchange tensors only if they pass the same `layout`, a number
-        from `message.layout`, or 0.
+        also takes tensors of different shapes, but needs two collectives. All
+        replicas must pass the same `layout`: a number from `message.layout`, or
+        0 for a tensor that is not packed.
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 

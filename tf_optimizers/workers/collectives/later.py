@@ -197,7 +197,7 @@ class GatherLater:
         self._call = later.call(lambda _: run())
 
     def start(self, parts: Sequence[tf.Tensor]) -> None:
-        """Start to gather.
+        """Start the gather.
 
         Args:
             parts: The tensors of this worker's replicas.

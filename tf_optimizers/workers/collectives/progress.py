@@ -51,10 +51,10 @@ DTYPES = (
     *(tf.int32, tf.int64),
 )
 
-# A key has 31 bits. The upper 5 bits are the number of the kind, and the lower
-# 26 bits depend on the number of elements. Keys of packed messages use all
-# larger numbers in the upper bits. Number 0 is left to TensorFlow's own keys,
-# which count up from 100, and to `lone_key`, which counts down.
+# A key has 31 bits. The upper 5 bits contain the number of the kind or, if the
+# message is packed, a larger number. The lower 26 bits depend on the number of
+# elements and on the layout. Keys with 0 in the upper bits are left to
+# TensorFlow, which counts up from 100, and to `lone_key`, which counts down.
 _ELEMENT_BITS = 26
 _STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
 
@@ -144,8 +144,8 @@ class Progress:
     Args:
         device: The replica's device.
         is_guarded: Whether replicas of other processes take part in the
-            collectives. If not, all replicas fail together, and the state need
-            not be tracked.
+            collectives. If not, the state is not tracked, since all replicas
+            fail together.
     """
 
     def __init__(self, device: str, is_guarded: bool) -> None:

@@ -189,7 +189,8 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            # The step has sent nothing. For example, an argument is wrong.
+            # The step has begun no collective. For example, an argument is
+            # wrong.
             channel.leave()
         raise
     channel.leave()

@@ -1,4 +1,4 @@
-"""Creates a strategy's variables, of any dtype, which `float` accepts."""
+"""Creates a strategy's variables, in any dtype; lets `float` accept them."""
 
 import functools
 from collections.abc import Callable
