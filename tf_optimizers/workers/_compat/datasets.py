@@ -47,7 +47,7 @@ def arguments_of(dataset: tf.data.Dataset) -> dict[str, Any]:
 
 
 def set_variant(dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
-    """Replace the op of a dataset, given the variant tensor of another op."""
+    """Replace the op of a dataset by the op that has returned `variant`."""
     # The generator of seeds is private, and cannot be replaced otherwise.
     dataset._variant_tensor_attr = variant
 
@@ -64,7 +64,10 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 
 def specs_of(spec: Any) -> Sequence[tf.TypeSpec]:
-    """Return the type of each replica's value, given the per-replica type."""
+    """Return the type of each replica's value in a per-replica value.
+
+    `spec` is the type of the per-replica value.
+    """
     # `tf.distribute.DistributedValues` has no public `tf.TypeSpec`.
     return spec._value_specs
 

@@ -29,7 +29,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """In this context, sum each loss in `model.losses` by the function `by`.
+    """In this context, change how Keras sums each loss in `model.losses`.
 
     Args:
         model: The model.
@@ -63,13 +63,13 @@ def mark_steps(
     is_for: Callable[[tf.distribute.Strategy], bool],
     with_rounds: Callable[[keras.Model, Callable], Callable],
 ) -> None:
-    """Make Keras run train and test steps as `ModelStep`, permanently.
+    """Permanently make Keras wrap train and test steps in a `ModelStep`.
 
     A `ModelStep` refers to the model. Some steps, such as a lambda or a
     function that a decorator returns, do not.
 
     Args:
-        is_for: Called with a strategy; returns whether to pass a `ModelStep`.
+        is_for: Called with a strategy; returns whether to wrap its steps.
         with_rounds: Called with a model and its train function; returns the
             train function to use instead.
     """
@@ -141,9 +141,9 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return the kind of a step: "train_step" or "test_step".
 
-    If the model's attributes of these names are other functions, the names of
-    the functions in `chain` decide. For example, the step may be the method of
-    a base class.
+    If `chain` contains neither of the model's attributes with these names, the
+    names of the functions in `chain` decide. For example, the step may be a
+    base class's method that the model's class overrides.
 
     Args:
         model: The model.
