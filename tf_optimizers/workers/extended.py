@@ -61,7 +61,7 @@ class SparseExtended(VariablesExtended):
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The seconds that a collective waits for other workers, or None."""
+        """The longest wait of a collective, in seconds; None if unlimited."""
         return self._communication_options.timeout_seconds
 
     def _use_merge_call(self) -> bool:
@@ -210,8 +210,8 @@ class SparseExtended(VariablesExtended):
     def gather_notes(self, note: tf.Tensor) -> tf.Tensor:
         """Gather notes on a batch; return the notes of all replicas, stacked.
 
-        Every replica of this worker sends `note`. The step waits for the notes,
-        so the gather can use the main channel.
+        All replicas of this worker send the same note. The step waits for the
+        notes, so the gather can use the main channel.
         """
         return self.gather_copies(
             self.channel, [note] * len(self.worker_devices)
@@ -247,10 +247,9 @@ class SparseExtended(VariablesExtended):
         return BackgroundCall(self, is_at_once=self.workers == 1)
 
     def check_step_ended(self) -> None:
-        """Record a failure if a step has begun but has not ended.
+        """Record that this worker has failed, if its last step has not ended.
 
-        Call this method between steps, when a step that has not ended must have
-        failed.
+        Call this method only between steps.
         """
         if any(map(is_in_run, self.channel.progress())):
             self.channel.enter()
@@ -302,8 +301,8 @@ class SparseExtended(VariablesExtended):
     def notes_later(self) -> Callable[[tuple[int, ...]], GatherLater]:
         """A function that returns a `GatherLater` for notes of a given shape.
 
-        A `GatherLater` exchanges notes while the next steps run. The function
-        creates one for each shape.
+        A `GatherLater` exchanges notes while the next steps run. Calls with the
+        same shape return the same object.
         """
         return functools.cache(
             lambda shape: GatherLater(self, "notes", shape, tf.int32)

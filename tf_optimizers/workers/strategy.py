@@ -103,8 +103,8 @@ class SparseMultiWorkerMirroredStrategy(
       the first.
     - Collectives may be inside a `tf.cond`, or in a function called there, so
       that `gradient_accumulation_steps` and `steps_per_execution` work.
-    - If every worker iterates over the whole dataset, all workers get its
-      elements in the same order, even if shuffles have no seed.
+    - If every worker iterates over the whole dataset, shuffles without a seed
+      have the same order on all workers.
     - If workers were started with different settings, have different numbers
       of batches, or exchange values of different sizes, they raise an error
       instead of waiting for each other forever.
@@ -207,9 +207,9 @@ class SparseMultiWorkerMirroredStrategy(
         this method themselves.
 
         Raises:
-            RuntimeError: If only some workers call this method, if their data
-                differ in length, or if workers shuffle the same data with
-                different seeds.
+            RuntimeError: If only some workers call this method, if their
+                datasets differ in cardinality, or if workers shuffle the same
+                data with different seeds.
         """
         return distribute_dataset(self, dataset, options)
 
@@ -222,7 +222,7 @@ class SparseMultiWorkerMirroredStrategy(
 
         Raises:
             RuntimeError: If only some workers call this method, or if their
-                data differ in length.
+                datasets differ in cardinality.
         """
         return distribute_from_function(self, dataset_fn, options)
 
@@ -236,10 +236,10 @@ class SparseMultiWorkerMirroredStrategy(
         """Call `fn` on every replica; return the replicas' results.
 
         In a `tf.function`, the first `reduce` of a returned float32 scalar
-        reduces all returned float32 scalars, in one exchange. In `train_step`
-        and `test_step` of a Keras model, Keras does not divide losses by the
-        number of replicas. Instead, each replica's gradients and metrics are
-        weighted by the replica's share of the rows of the global batch.
+        reduces all returned float32 scalars, in one exchange at most. In
+        `train_step` and `test_step` of a Keras model, Keras does not divide
+        losses by the number of replicas. Instead, each replica's gradients are
+        weighted by its fraction of the rows of the global batch.
         """
         with self._steps.reporting_failures():
             step, args = self._steps.of(fn, args, kwargs)
@@ -336,12 +336,11 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def _reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        # Keras passes an axis with every output of a step, including results of
-        # metrics, which may be arrays.
+        # Do not reduce a metric's result along the axis: it may be an array.
         reduced = self._scalars.reduce(reduce_op, value)
         if reduced is not None:
             return reduced
         local = self.experimental_local_results(value)[0]
         if tf.convert_to_tensor(local).shape.rank == 0:
-            axis = None
+            axis = None  # Keras passes an axis even with scalars.
         return super().reduce(reduce_op, value, axis)

@@ -173,7 +173,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context where the exchange of statements raises an error.
+        """Return a context in which `agree` raises if there are more workers.
 
         Args:
             name: The call that this worker makes alone, for the error message.
@@ -261,7 +261,7 @@ class Message(NamedTuple):
 def messages(
     values: Sequence[Any], owners: Sequence[int], replicas: int
 ) -> list[Message]:
-    """Return the messages that carry values to or from their owners."""
+    """Divide values into messages, to send them to or from their owners."""
     found = []
     for dtype in dict.fromkeys(value.dtype for value in values):
         most = LARGEST_MESSAGE // (replicas * dtype.size)
@@ -315,8 +315,8 @@ def _rows(
 def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
     """Concatenate the ranges of a value, in new memory.
 
-    A variable that was assigned a slice of a message would keep the whole
-    message in memory.
+    If a variable were assigned a slice of a message, the whole message would
+    stay in memory.
     """
     return tf.concat([*ranges, tf.zeros([0], ranges[0].dtype)], 0)
 
