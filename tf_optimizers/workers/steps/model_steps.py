@@ -244,8 +244,8 @@ class Step:
     ) -> list[int]:
         """Record which outputs are results of metrics, and which are arrays.
 
-        A result that must not be computed again from the metric's variables
-        does not count as a result.
+        A metric's result counts as such only if it may be computed again from
+        the metric's variables.
 
         Args:
             outputs: The outputs of the step.

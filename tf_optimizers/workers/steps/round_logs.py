@@ -74,14 +74,15 @@ class NewEpoch(keras.callbacks.Callback):
 class Reduction:
     """Reduces values over replicas, in parallel with a step.
 
-    `SparseLoCo` may exchange values only once per round of several local steps.
-    Then values are reduced in the last step of a round, in the first step of an
-    epoch, and when as many batches as in a round have passed without a
-    reduction. Other steps return the result of the last reduction, which is the
-    same on all workers. So a callback that reads logs and stops training does
-    so on all workers. If rounds overlap, the last step of a round only starts
-    the reduction of floating-point values, and returns the result of the
-    previous reduction.
+    Normally, every step reduces values. But in a round of several local steps
+    (`SparseLoCo`), replicas exchange values only in the last step. Then values
+    are reduced in the last step of a round, in the first step of an epoch, and
+    when as many batches as in a round have passed without a reduction. Other
+    steps return the result of the last reduction, which is the same on all
+    workers. So a callback that reads logs and stops training does so on all
+    workers. If rounds overlap, the last step of a round only starts the
+    reduction of floating-point values, and returns the result of the previous
+    reduction.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

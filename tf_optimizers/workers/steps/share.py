@@ -110,8 +110,8 @@ def rows_of_inputs(batch: Any) -> Any:
 def is_of_rows(value: Any) -> bool:
     """Return whether a value that a step computes has elements for each row.
 
-    Only the shape decides: a dimension must be unknown or, if the number of
-    rows is known, a multiple of this number. A step may repeat rows.
+    Only the shape decides. A dimension must be unknown or, if the number of
+    rows is known, a multiple of this number, since a step may repeat rows.
     """
     if isinstance(value, list | tuple):  # Numbers, or similar tensors.
         return bool(value) and is_of_rows(value[0])
@@ -191,7 +191,7 @@ class Loop:
     Args:
         counted: The arguments that belong to batches with known numbers of
             rows.
-        others: Whether other arguments also differ between replicas.
+        others: Whether any other argument differs between replicas.
 
     Attributes:
         has_same_arguments: Whether no argument differs between replicas.
@@ -212,8 +212,8 @@ class Loop:
                 the first batch.
 
         Returns:
-            A pair of int32 scalars, or None in another graph, or if no batch
-            has known numbers of rows.
+            A pair of int32 scalars. None if this object was created in another
+            graph, or if no batch has known numbers of rows.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
