@@ -35,7 +35,7 @@ from tf_optimizers.workers.collectives.progress import (
 # Replicas gather and sum by all-to-all only if a process has at most this many
 # replicas. TensorFlow (2.21) names a message by both ranks, without a
 # separator, so that "from 1 to 11" and "from 11 to 1" have the same name. If
-# both replicas are in one process, TensorFlow aborts or confuses the messages.
+# both replicas are in one process, TensorFlow fails or mixes up the messages.
 _LOCAL_REPLICAS_AT_ONCE = 10
 
 # With this many replicas or more, a second round costs less than the messages

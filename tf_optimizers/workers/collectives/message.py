@@ -72,7 +72,7 @@ def pack(content: Content) -> tf.Tensor:
 def unpack(
     gathered: tf.Tensor, content: Content, replicas: int
 ) -> tuple[list[Entries], list[tf.IndexedSlices], list[list[tf.Tensor]]]:
-    """Return the entries and slices of all replicas, and the dense sums.
+    """Return all replicas' entries and slices, and the sums of dense values.
 
     Entries and slices are in the order of replicas.
 
@@ -171,8 +171,8 @@ ROUND_BYTES = 1 << 17
 def is_gathered(values: Sequence[tf.Tensor], replicas: int) -> bool:
     """Return whether to gather values of one dtype, and to sum them locally.
 
-    In a gather, each replica sends the values to every other replica, but the
-    gather saves the rounds of a separate all-reduce.
+    The alternative, an all-reduce, takes additional rounds. But in a gather,
+    each replica sends the values to every other replica.
     """
     sizes = [value.shape.num_elements() for value in values]
     if None in sizes or values[0].dtype not in DTYPES:

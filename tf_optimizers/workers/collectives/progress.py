@@ -78,7 +78,7 @@ def describe(kind: int, elements: int, layout: int = 0) -> str:
 def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
     """Return the key of a collective, in [2^26, 2^31).
 
-    The chance that two layouts have the same key is 1 in 670 million.
+    The chance that two different layouts have the same key is 1 in 670 million.
 
     Args:
         kind: The number of the collective's kind, from `kind_number`.
@@ -99,7 +99,7 @@ def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
 
 
 def lone_key(rank: int) -> int:
-    """Return a key that only this replica uses, so that a collective waits."""
+    """Return a key that no other replica uses, so that a collective waits."""
     return (1 << _ELEMENT_BITS) - 1 - rank
 
 

@@ -90,7 +90,7 @@ class BackgroundCall:
             raise self._errors.pop()
 
     def _end(self) -> None:
-        """Join the thread at exit: a running thread would crash TensorFlow."""
+        """Join the thread at exit: a running thread could crash TensorFlow."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
