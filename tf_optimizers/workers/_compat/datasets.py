@@ -11,7 +11,7 @@ MAPS = (_MapDataset, _ParallelMapDataset)
 
 
 def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
-    """Return the datasets from which a dataset draws."""
+    """Return the input datasets of a dataset."""
     # Callers search a pipeline for shuffles and maps.
     return dataset._inputs()
 
