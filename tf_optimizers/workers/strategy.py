@@ -233,10 +233,10 @@ class SparseMultiWorkerMirroredStrategy(
         kwargs: Any = None,
         options: Any = None,
     ) -> Any:
-        """Call `fn` on every replica; return the replicas' results.
+        """Call `fn` on each replica of this worker; return the results.
 
         In a `tf.function`, the first `reduce` of a returned float32 scalar
-        reduces all returned float32 scalars, in one exchange at most. In
+        reduces all returned float32 scalars, in at most one exchange. In
         `train_step` and `test_step` of a Keras model, Keras does not divide
         losses by the number of replicas. Instead, each replica's gradients are
         weighted by its fraction of the rows of the global batch.
@@ -288,7 +288,7 @@ class SparseMultiWorkerMirroredStrategy(
         )
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenate the replicas' values, of any dtype, along `axis`.
+        """Concatenate all replicas' values, of any dtype, along `axis`.
 
         `predict` uses this method to concatenate predictions.
         """

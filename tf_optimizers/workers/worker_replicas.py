@@ -173,7 +173,7 @@ class WorkerReplicas(ReplicaGroup):
         )
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context in which `agree` raises if there are more workers.
+        """Return a context in which `agree` raises, if there are other workers.
 
         Args:
             name: The call that this worker makes alone, for the error message.
