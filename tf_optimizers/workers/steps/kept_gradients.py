@@ -72,9 +72,9 @@ def _are_kept(gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
 def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
     """Return whether a gradient comes from a variable that a step assigns.
 
-    The variable and the gradient must have the same shape, and only elementwise
-    ops may lie between them. `weights` are the ids of the handles of variables
-    to ignore.
+    The variable must have the gradient's shape, and only elementwise ops may
+    compute the gradient from it. `weights` are the ids of the handles of
+    variables to ignore.
     """
     waiting, seen = [gradient], {gradient.op}
     while waiting:

@@ -278,7 +278,8 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     """Return a prediction; raise unless it has an element for each row.
 
     Replicas predict for different rows, and their predictions are concatenated.
-    So the order of other elements would depend on the number of replicas.
+    If an element belonged to no row, its place in the result would depend on
+    the number of replicas.
 
     Args:
         name: The name of the prediction, or None.
