@@ -56,7 +56,7 @@ DTYPES = (
 # elements and on the layout. Keys with 0 in the upper bits are left to
 # TensorFlow, which counts up from 100, and to `lone_key`, which counts down.
 _ELEMENT_BITS = 26
-_STRIDE = 40_503_001  # Separates sizes that differ by a multiple of 2^26.
+_STRIDE = 40_503_001  # So that sizes 2^26 apart get different keys.
 
 
 def kind_number(operation: str, dtype: tf.DType) -> int:
