@@ -126,10 +126,11 @@ class SparseMultiWorkerMirroredStrategy(
             slower worker outside of collectives, for example while the slower
             worker prepares its data. After this time, the waiting worker raises
             an error. Defaults to `1800.0`, half an hour.
-        compares_data: bool. Whether workers compare batches, and raise an error
-            if batches differ. They do so if every worker iterates over the
-            whole dataset, and in calls such as `train_on_batch`. Set this
-            attribute before `fit`. Defaults to `True`.
+        compares_data: bool. Whether workers check that their batches have the
+            same rows, and otherwise raise an error. They check this if every
+            worker iterates over the whole dataset, and in calls such as
+            `train_on_batch`. Set this attribute before `fit`. Defaults to
+            `True`.
 
     Raises:
         TypeError: If an argument has the wrong type.
