@@ -240,7 +240,7 @@ class SparseMultiWorkerMirroredStrategy(
         reduces all returned float32 scalars, in at most one exchange. In
         `train_step` and `test_step` of a Keras model, Keras does not divide
         losses by the number of replicas. Instead, each replica's gradients are
-        weighted by its fraction of the rows of the global batch.
+        weighted by the replica's fraction of the rows of the global batch.
         """
         with self._steps.reporting_failures():
             step, args = self._steps.of(fn, args, kwargs)
