@@ -53,7 +53,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
 
     @property
     def cardinality(self) -> int:
-        """The number of batches; see the attribute `batches`."""
+        """The attribute `batches`, under TensorFlow's name."""
         return self.batches
 
     @property

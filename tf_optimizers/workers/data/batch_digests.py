@@ -6,10 +6,10 @@ Each replica describes its part of a batch in a note, an int32 vector:
 
 The function `summarize` reduces the notes of all replicas to a summary.
 
-A note has 8 slots, each with a digest of one component of the whole batch, such
-as its images or its labels. If there are more components, some share a slot. A
-digest is computed from samples of bounded size. In large batches, the sampled
-positions change at every batch.
+A note has 8 slots, for digests of the components of the whole batch, such as
+images and labels. With more than 8 components, some share a slot. A digest is
+computed from a limited number of elements. In larger components, the sampled
+positions change from batch to batch.
 
 Random augmentation makes images differ between workers, even if the rows are
 the same. Then equal labels show that the rows are the same, but only if the
@@ -110,7 +110,7 @@ def end(comparison: Comparison, has_total: bool = False) -> list[int]:
 
 
 def digests(batch: Any, number: tf.Tensor) -> tf.Tensor:
-    """Return an int32 [16]: 8 flags (1 if a slot is informative), 8 digests.
+    """Return 8 flags (1 if a slot is informative) and 8 digests, as int32 [16].
 
     Args:
         batch: A nest of tensors of any kind.
@@ -169,7 +169,7 @@ def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return a sample of a tensor: some elements of some rows, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
-    # Over down * right batches of this shape, the samples cover all positions.
+    # The samples of down * right consecutive batches cover all positions.
     return tf.reshape(tensor, [rows, columns])[
         number % down :: down, number // down % right :: right
     ]
@@ -258,8 +258,8 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
 def summarize_all(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Summarize the notes on several batches, one after another.
 
-    Return the first summary whose verdict is not `SAME`, starting with
-    `before`. If there is none, return the last summary.
+    Return the first summary, including `before`, whose verdict is not `SAME`.
+    If there is none, return the last summary.
 
     Args:
         notes: The notes, an int32 [replicas, batches, 19]. A batch that no

@@ -1,10 +1,11 @@
 """Adds notes on the current and the next batch to a worker's data.
 
-Two replicas of a worker take the elements a, b and c in turn:
+For example, two replicas of a worker take the elements a, b and c in turn. So a
+replica's next batch is two elements after its current batch:
 
-    element                  a        b        c        c'       c'
-    has a part, rows         1, 4     1, 4     1, 2     0, 0     0, 0   ...
-    two elements later       1, 2     0, 0     0, 0     0, 0     0, 0
+    element                       a        b        c        c'       c'
+    this batch: has_part, rows    1, 4     1, 4     1, 2     0, 0     0, 0
+    next batch: has_part, rows    1, 2     0, 0     0, 0     0, 0     0, 0
 
 c' is padding for replicas whose data have ended, since few layers accept a
 batch without rows. It is the first row of c or, if the number of rows is fixed,
@@ -127,12 +128,12 @@ def _first_row(element: Any, spec: Any) -> Any:
 
 
 def _box(element: Any) -> tf.Tensor:
-    """Return one tensor that holds a copy of an element.
+    """Return one tensor that contains a copy of an element.
 
     The state of a `Dataset.scan` cannot be a `tf.experimental.Optional`
     (TensorFlow 2.21), but can be the variant tensor of an optional. The copy is
-    necessary, since a step may write into its input tensors. These tensors may
-    share memory with the user's arrays or with mapped files.
+    necessary, since a step may write into its input tensors, which may share
+    memory with the user's arrays or with memory-mapped files.
     """
     leaves = tf.nest.flatten(element, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(
@@ -191,7 +192,7 @@ class Counted(PerReplica):
 
     `strategy.run` gives each replica only its own part, and has no public way
     to pass information on the whole batch. Users may pass only some tensors of
-    a batch, in any order. So every tensor carries the numbers of rows.
+    a batch, in any order. So every tensor comes with the numbers of rows.
 
     `spec` is the type of this object. By default, the type comes from the
     parts, and may be too specific: a step that is traced for two rows on one
@@ -242,7 +243,7 @@ class MaybeEmptySpec(CountedSpec):
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
-    """Return a batch whose tensors carry its numbers of rows.
+    """Return a batch in which each tensor comes with the numbers of rows.
 
     Args:
         element: A nest of `PerReplica`, each with the parts of one tensor.
@@ -271,7 +272,7 @@ def spec_with_rows(spec: Any) -> Any:
 
 
 def rows_of(arguments: Any) -> RowCounts | None:
-    """Return the `RowCounts` of a nest's first batch, None without a batch."""
+    """Return the `RowCounts` of the first batch in a nest, or None."""
     counted = [
         leaf for leaf in tf.nest.flatten(arguments) if isinstance(leaf, Counted)
     ]

@@ -44,7 +44,7 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
     """Return some replicas' parts of a batch, and the number of rows of each.
 
     Args:
-        batch: A nested structure whose type `is_split` accepts.
+        batch: A nested structure in which at least one value has rows.
         places: The indices of the parts to return.
         replicas: The total number of parts.
     """
@@ -69,7 +69,7 @@ def _part(batch: Any, rows: Any, place: int, replicas: int) -> tuple[Any, Any]:
 def take_rows(batch: Any, begin: Any, count: Any) -> Any:
     """Return up to `count` rows of each value, starting at row `begin`.
 
-    Scalars and None are returned unchanged.
+    Scalars and values that are not tensors are returned unchanged.
     """
     return tf.nest.map_structure(
         lambda value: _take(value, begin, count), batch
@@ -104,7 +104,7 @@ def _take_sparse(value: tf.SparseTensor, begin: Any, count: Any) -> Any:
 
 
 def rows_in(value: Any) -> Any:
-    """Return a value's number of rows, or None if the value is not a batch.
+    """Return a value's number of rows; None for scalars and other objects.
 
     The number is an int if the first dimension of a dense tensor is static.
     Otherwise, it is an int32 tensor.
@@ -120,7 +120,7 @@ def rows_in(value: Any) -> Any:
 
 
 def fixed_rows(spec: Any) -> int | None:
-    """Return the fixed number of rows of a batch's first value, or None."""
+    """Return the fixed number of rows of the first value with rows, or None."""
     leaves = list(filter(_has_rows, tf.nest.flatten(spec)))
     return rows_of_type(leaves[0]) if leaves else None
 
@@ -133,7 +133,10 @@ def rows_of_type(spec: Any) -> int | None:
 
 
 def blank(spec: Any) -> Any:
-    """Return zeros of a given type; unknown dimensions become 1."""
+    """Return zeros, or an empty optional, of a given type.
+
+    Unknown dimensions become 1.
+    """
     return tf.nest.map_structure(_blank, spec)
 
 

@@ -39,12 +39,12 @@ from tf_optimizers.workers.data.shuffles import has_random_maps
 # The class whose methods the strategy overrides. The strategy's methods call
 # the functions below, which call the original methods.
 _Parent = tf.distribute.Strategy
-# The longest wait for other workers if a step cannot be traced, in seconds.
+# The longest wait for other workers in `report_failure`, in seconds.
 _REPORTING_SECONDS = 10.0
 
 
 def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
-    """Split the batches of a dataset among all replicas."""
+    """Distribute a dataset of global batches to all replicas."""
     generator = take_generator()
     distribute = functools.partial(
         _Parent.experimental_distribute_dataset, strategy, dataset, options
@@ -81,6 +81,7 @@ def batch_of_arrays(args: Sequence[Any]) -> Any:
     """Return a step's argument if it is a batch of plain arrays, else None.
 
     `train_on_batch`, `test_on_batch` and `predict_on_batch` pass such batches.
+    NumPy arrays are returned as tensors.
 
     Args:
         args: A sequence of one element, the argument of a Keras model's step.
@@ -107,9 +108,10 @@ def split_arrays(
             followed by the number of such batches.
 
     Raises:
-        tf.errors.InvalidArgumentError: If batches differ between workers, or if
-            values of the batch differ in a number of rows that is not static.
-            A `tf.function` raises the error when the function runs.
+        tf.errors.InvalidArgumentError: If workers compare batches that differ;
+            if another worker calls `report_failure`; or if values of the batch
+            differ in a number of rows that is not static. A `tf.function`
+            raises the error when the function runs.
         ValueError: If values differ in a static number of rows.
     """
     extended = strategy.extended
@@ -129,10 +131,11 @@ def are_compared(strategy: Any) -> bool:
 
 
 def report_failure(strategy: Any) -> None:
-    """Report to other workers that this worker cannot trace a step.
+    """Report that this worker cannot build a model or trace a step.
 
-    Other workers may have traced the step, and may wait for this worker's note
-    on the batch. When they get the note, they raise an error.
+    Call this function only if the step gets a batch of plain arrays. Other
+    workers may have traced the step, and may wait for this worker's note on the
+    batch. When the note arrives, they raise an error.
     """
     if not are_compared(strategy):
         return

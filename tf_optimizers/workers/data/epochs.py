@@ -49,7 +49,7 @@ class EpochStart:
         self._is_python = not is_alone and comes_from_python(dataset)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
-        """Return an iterator from `make` with the same order on all workers."""
+        """Return an iterator from `make`; align its order between workers."""
         if self._generator:
             self._generator.begin(self._strategy)
         iterator = make()
@@ -74,9 +74,8 @@ class EpochStart:
         received = self._gather([draws.count() for draws in self._draws])
         most = [max(numbers) for numbers in zip(*received, strict=True)]
         if any(number < 0 for numbers in received for number in numbers):
-            # A shuffle has drawn too often to be counted. If the order differs
-            # between workers, the comparison of batches (`compares_data`)
-            # detects this.
+            # A shuffle has drawn too often to be counted. So only the
+            # comparison of batches can detect that the orders differ.
             return iterator
         if any(numbers != received[0] for numbers in received):
             iterator = self._iterate_from(most, make)

@@ -50,7 +50,7 @@ class SynchronizedGenerator:
         self.peeked: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the remaining batches, until another iterator is created."""
+        """Yield the remaining batches until another iterator begins."""
         state, turn = self._state, object()
         with state.lock:
             state.turn = turn

@@ -34,13 +34,10 @@ _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Wrap a train function, so that `round_of_fit` knows the optimizers in it.
+    """Wrap a model's train function, so that `round_of_fit` works in it.
 
-    If an optimizer of the model takes no local steps, return `function` itself.
-
-    Args:
-        model: The model.
-        function: The train function that Keras made for the model.
+    Return `function` itself if the model has no optimizer, or an optimizer that
+    takes no local steps.
     """
     optimizers = only_local_steppers(model)
     if not optimizers:

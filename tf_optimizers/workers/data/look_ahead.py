@@ -1,9 +1,9 @@
 """Exchanges metadata of the next batch while a step runs.
 
-TensorFlow's own iterators ask all workers before a step whether any worker has
-a batch, and the step waits for the answer. An `AheadIterator` exchanges this
-information, and more, during the previous step. So only an iterator's first
-step waits for a whole exchange.
+With TensorFlow's own iterators, workers find out before a step whether any
+worker has a batch, and the step waits for this exchange. An `AheadIterator`
+exchanges this information, and more, during the previous step. So in a
+`tf.function`, only an iterator's first step waits for a whole exchange.
 """
 
 import functools
@@ -46,9 +46,9 @@ class AheadIterator(DistributedIterator):
 
     Notes may also contain the number of rows of the whole batch. Then, in a
     round of local steps (`local_rounds.py`), workers gather notes only in the
-    last step, or when a worker's data end. Until then, each worker computes
-    summaries from its own notes. The variable contains the summary, followed by
-    the notes of the round so far.
+    last step, or when the data end. Until then, each worker computes summaries
+    from its own notes. The variable contains the summary, followed by the notes
+    of the round so far.
     """
 
     variable: Any  # This reference keeps the variable alive.
@@ -156,8 +156,8 @@ class AheadIterator(DistributedIterator):
 
         def summarize_next() -> None:
             # At the end of the data, no worker may start an exchange. The error
-            # that ends the iteration cancels pending ops, and a later exchange
-            # would receive their messages.
+            # that ends the iteration would cancel the exchange, and a later
+            # exchange would receive its messages.
             with tf.device("CPU:0"):
                 later = tf.cond(
                     batch_digests.may_continue(known),

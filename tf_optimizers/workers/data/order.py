@@ -171,9 +171,10 @@ def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def agree_on_data(
     strategy: Any, dataset: Any, batches: int, rows: int | None = None
 ) -> int | None:
-    """Raise if data differ between workers in length or, if shared, in order.
+    """Raise if workers have different numbers of batches.
 
-    For shared data, this function also makes workers adopt common seeds.
+    If workers share the data, also raise if their shuffles have different
+    seeds. Then make the workers adopt common seeds.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

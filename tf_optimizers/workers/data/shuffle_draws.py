@@ -4,8 +4,8 @@ A shuffled dataset has a generator, from which each iterator draws a pair of
 seeds. If only one worker makes an iterator, this worker has a different order
 in all later epochs. TensorFlow has no API for the number of draws, but the
 saved state of an iterator depends on this number. So this module makes a second
-generator with the same seeds. It draws from the second generator until both
-generators have the same state, and counts these draws.
+generator with the same seeds, draws from it until both generators have the same
+state, and counts these draws.
 """
 
 import functools
@@ -92,8 +92,9 @@ class ShuffleDraws:
     def state(self) -> bytes:
         """Return the generator's state, to compare between workers.
 
-        Workers with equal bytes have drawn equally often. The converse holds
-        once all workers have called `set` with the same number.
+        Workers with equal bytes have drawn equally often. But workers that have
+        drawn equally often may have different bytes until all of them have
+        called `set` with the same number.
         """
         if not self._saved:
             self.count()
@@ -195,10 +196,10 @@ def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
 
 
 def draws_of(dataset: tf.data.Dataset) -> list[ShuffleDraws]:
-    """Return the `ShuffleDraws` of all shuffles in a dataset, in a fixed order.
+    """Return the `ShuffleDraws` of a dataset's shuffles, in a fixed order.
 
-    Shuffles that functions make are included if this package has chosen their
-    seed.
+    A shuffle has none if each iteration has the same order, or if a function
+    makes the shuffle with the user's seed.
     """
     own = [dataset.draws] if hasattr(dataset, "draws") else []
     for graph in graphs_of(dataset):
