@@ -45,8 +45,9 @@ def check_same_optimizer(
 ) -> None:
     """Raise unless all workers have the same optimizer and variables.
 
-    Otherwise workers would wait for each other forever in the first step, or
-    train different weights. For example, one worker may find no checkpoint.
+    Otherwise, workers would wait for each other forever in the first step, or
+    train different weights. For example, one worker may find no checkpoint, and
+    start with new weights.
     """
     optimizers = wrapped_optimizers(optimizer)
     with tf.init_scope():

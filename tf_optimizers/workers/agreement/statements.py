@@ -54,15 +54,15 @@ def gather_statements(
         subject: The subject of the statement, for errors.
         statement: This worker's statement, a nest of JSON values. Other values
             are replaced by the name of their class.
-        hint: Advice that an error contains if a worker does not make this call,
-            or makes another call. Defaults to `START_THE_SAME`.
+        hint: Advice for the error if a worker does not make this call, or makes
+            another call. Defaults to `START_THE_SAME`.
         rule: The first sentence of an error. Defaults to `None`: all workers
             must reach the subject.
 
     Raises:
-        RuntimeError: If there are several workers, and a worker makes no
-            statement in time, makes a statement about another subject, or calls
-            this function within `acting_alone`.
+        RuntimeError: If, with several workers, a worker makes no statement in
+            time, or a statement about another subject; or if this worker calls
+            the function within `acting_alone`.
         tf.errors.OpError: If a worker has died or cannot be reached.
     """
     if strategy.extended.workers == 1:

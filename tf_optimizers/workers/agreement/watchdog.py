@@ -156,6 +156,6 @@ def watch(extended: Any) -> None:
             thread.join(_ENDING_SECONDS)
 
     thread.start()
-    # `end` also runs at exit. A thread that still ran TensorFlow then could
+    # `end` also runs at exit, when a thread that still runs TensorFlow could
     # crash the process.
     weakref.finalize(extended, end)
