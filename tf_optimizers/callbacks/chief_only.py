@@ -80,8 +80,9 @@ class ChiefOnly(keras.callbacks.Callback):
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
             # Set only the hooks that the callback overrides, or all hooks if
-            # the callback does not exist yet. If any callback overrides
-            # `on_train_batch_end`, Keras does not call this hook in a thread.
+            # the callback does not exist yet. Keras may call
+            # `on_train_batch_end` in a thread, but not if a callback in its
+            # list overrides this hook.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":
@@ -135,7 +136,8 @@ def _keeping_generators() -> Iterator[None]:
     shuffled later would have a different order on the chief.
 
     Use this context only before `fit` reads the first batch. Later, threads
-    that load data also draw random numbers, and would draw them a second time.
+    that load data may also draw random numbers, and after the context they
+    would draw the same numbers again.
     """
     states = random.getstate(), np.random.get_state()
     try:

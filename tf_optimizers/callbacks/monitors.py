@@ -97,7 +97,7 @@ class Monitor(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Check that the monitor can measure the model, and reset it."""
+        """Check that the monitor supports the model; reset the monitor."""
         name = type(self).__name__
         if not isinstance(self.optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)

@@ -107,9 +107,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Differs from `keras.callbacks.BackupAndRestore`: this callback works on
     several workers, and restores each replica's own state, random seeds and
     metrics, even in the middle of an epoch. It verifies checksums, and deletes
-    only backups from the folder. It raises an error if weights or optimizer
-    state contain NaN or inf. Inf is allowed in non-trainable variables that
-    contain inf when `fit` begins.
+    only backups from the folder. It raises an error instead of backing up NaN
+    or inf in weights or optimizer state. Inf is allowed in non-trainable
+    variables that contain inf when `fit` begins.
 
     Args:
         backup_dir: str or path. A folder on a local or mounted file system,
@@ -266,8 +266,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: Logs = None) -> None:
         """Back up and exit if the run must stop here; else delete backups.
 
-        Backups are kept if `delete_checkpoint` is False, or if they are from a
-        longer run.
+        Backups are kept if `delete_checkpoint` is False, if they are from a
+        longer run, or if a variable is not finite.
         """
         self._forget_start()
         preemption, self._preemption = self._preemption, None

@@ -192,7 +192,7 @@ class Folder:
         except OSError:
             partial.unlink(missing_ok=True)  # The disk may be full.
             raise
-        # Make the file's name survive a power failure, too.
+        # Also flush the folder, which contains the file's name.
         with contextlib.suppress(PermissionError):
             folder = os.open(self.path, os.O_RDONLY)
             try:
@@ -222,9 +222,9 @@ def _sync(descriptor: int) -> None:
 def _without_zeros(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """Return an array's bytes, without rows of zeros at its start and end.
 
-    If rows are left out, the result includes the range of the stored rows. Such
-    rows are common with `ShardedState`: a replica's copy of a sharded variable
-    has zeros in the rows of other replicas.
+    If rows are left out, the result includes the range of the stored rows.
+    Rows of zeros are common with `ShardedState`: a replica's copy of a sharded
+    variable has zeros in the rows of other replicas.
     """
     raw = as_bytes(array)
     if not array.ndim or not array.size:

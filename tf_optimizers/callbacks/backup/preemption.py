@@ -128,9 +128,9 @@ class Preemption:
         return self._group.workers == 1 or self._last == self._passed
 
     def end(self, is_leaving: bool = False) -> None:
-        """Stop the thread, and let SIGTERM end the process again.
+        """Stop the thread and, unless `is_leaving`, stop catching SIGTERM.
 
-        If SIGTERM has already arrived, it ends the process now.
+        If SIGTERM has already arrived, it then ends the process.
 
         Args:
             is_leaving: Whether the process is about to exit. If so, the handler

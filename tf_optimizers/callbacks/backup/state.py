@@ -250,7 +250,7 @@ def redistribute(
 
 
 def _description(variable: keras.Variable) -> list[Any]:
-    """Return a variable's dtype, shape, path and, if it has one, `meaning`."""
+    """Return a variable's dtype, shape, path and, if set, its `meaning`."""
     meaning = getattr(variable, "meaning", None)
     what = [variable.dtype, list(variable.shape), variable.path]
     return [*what, meaning] if meaning else what
