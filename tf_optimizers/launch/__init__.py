@@ -34,11 +34,12 @@ Options:
         get the next ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. The number of GPUs that each worker can use,
         set through `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the
-        workers of a machine divide its GPUs, if there are any. If there are
-        fewer than G GPUs per worker, or by default fewer GPUs than workers, the
-        launcher exits with an error. If you have set `CUDA_VISIBLE_DEVICES`,
-        the default leaves the variable unchanged. If Slurm has set it for a
-        job's GPUs, the workers divide the listed GPUs.
+        workers of a machine divide its GPUs, if there are any. The launcher
+        exits with an error if there are fewer than G GPUs per worker, or if
+        workers must divide GPUs, but there are more workers than GPUs. If you
+        have set `CUDA_VISIBLE_DEVICES`, the default leaves the variable
+        unchanged. If Slurm has set it for a job's GPUs, the workers divide the
+        listed GPUs.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.
@@ -78,9 +79,9 @@ progress bar becomes a line. If the launcher starts with a closed stream
 A worker inherits the launcher's environment, plus `TF_CONFIG`. Unless they are
 already set, the launcher also sets three other variables. `no_grpc_proxy` lets
 workers connect to each other without a proxy. `TF_NUM_INTRAOP_THREADS` divides
-the cores among the launcher's workers: each operation of TensorFlow has as many
-threads as its worker has cores. `PYTHONHASHSEED` is 0, so that the elements of
-a set have the same order on all workers, and after a restart.
+the cores among the launcher's workers: an operation of TensorFlow uses at most
+as many threads as its worker has cores. `PYTHONHASHSEED` is 0, so that the
+elements of a set have the same order on all workers, and after a restart.
 
 When a worker fails, the launcher sends SIGTERM to the others. The launcher
 reports failures and restarts on stderr, in lines prefixed with `[launcher] `.

@@ -27,7 +27,7 @@ def guard() -> None:
     Stdin is a pipe, the lifeline. Every worker first writes `+pid` to the pipe,
     then closes its end. The launcher writes `-pid` once that worker's group has
     ended, since the system may then reuse the pid. Stdin ends once the launcher
-    has ended and every worker has closed the pipe.
+    and every worker have closed the pipe or ended.
     """
     groups: set[int] = set()
     for line in sys.stdin.buffer:
@@ -98,8 +98,8 @@ def import_libraries() -> bool:
 def wait_for_turn() -> None:
     """Wait for a byte on stdin; exit if stdin ends without a byte.
 
-    The launcher closes stdin without a byte if it does not need this process.
-    After a byte, stdin becomes empty for the command.
+    Stdin ends without a byte if the launcher has ended. After a byte, stdin
+    becomes empty for the command.
     """
     if not os.read(0, 1):
         sys.exit()
@@ -122,7 +122,7 @@ def run_script(path: str) -> None:
     """Run a script as Python does, with an absolute path in `__file__`.
 
     `sys.argv[0]` stays as given. `runpy.run_path` would make the two paths
-    equal. It would also remove `__main__` when the script ends, although the
+    equal. It would also replace `__main__` when the script ends, although the
     script's threads and exit handlers may still need this module.
     """
     main = types.ModuleType("__main__")

@@ -62,7 +62,7 @@ class Events:
             os.write(self._sender, b"\0")
 
     def wait(self, seconds: float | None) -> signal.Signals | None:
-        """Wait for an event; return a signal that asks workers to end, if any.
+        """Wait for an event; return SIGINT, SIGTERM or SIGHUP if received.
 
         Args:
             seconds: The longest wait, or None for no limit.
@@ -74,7 +74,7 @@ class Events:
         return None
 
     def wait_for_request(self, seconds: float) -> signal.Signals | None:
-        """Wait up to `seconds` for a signal that asks workers to end."""
+        """Wait up to `seconds` for SIGINT, SIGTERM or SIGHUP; return it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             received = self.wait(left)
@@ -272,7 +272,7 @@ def follow(
 ) -> Failure | None:
     """Watch the workers until all are done, or a second signal must kill them.
 
-    After a first signal, return once all workers are gone, even if some output
+    If a signal arrives when all workers are gone, return even if some output
     has not been written yet.
 
     Returns the reason why the workers were stopped, or None if all ended with

@@ -19,7 +19,7 @@ class Output:
     """Writes whole lines of all workers to the launcher's stdout and stderr.
 
     After a failed write, later lines for the same stream are read and dropped.
-    If they were not read, the workers would block in their next writes.
+    If they were not read, the workers' writes would block.
 
     Args:
         wake: Called when a worker's stream has ended, and when a line cannot be
@@ -46,7 +46,7 @@ class Output:
         os.write(self._own, f"{text}\n".encode())
 
     def write(self, stream: IO[str], line: bytes) -> None:
-        """Write a whole line to the file behind `stream`."""
+        """Write a whole line to the file descriptor of `stream`."""
         with self._locks[stream]:
             if stream in self._lost:
                 return

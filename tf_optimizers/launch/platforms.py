@@ -3,8 +3,8 @@
 TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
 launcher, and the resolvers for schedulers are unsuitable (TensorFlow 2.21):
 `SlurmClusterResolver` needs a GPU and sorts node10 before node2,
-`KubernetesClusterResolver` asks the API server for pods, and the resolver for
-SageMaker is not public.
+`KubernetesClusterResolver` reads the pods from the API server, and the resolver
+for SageMaker is not public.
 """
 
 import itertools
@@ -87,7 +87,7 @@ def find_place(
 
     Raises:
         ValueError: If the environment describes no platform or several, is
-            incomplete, or contradicts `machines`.
+            incomplete or malformed, or contradicts `machines`.
     """
     kind = _detect(environment) if kind == "auto" else kind
     place = FINDERS[kind](environment, machines)
