@@ -80,9 +80,8 @@ class ChiefOnly(keras.callbacks.Callback):
             method = getattr(self.callback, name, None)
             default = getattr(keras.callbacks.Callback, name)
             # Set only the hooks that the callback overrides, or all hooks if
-            # the callback does not exist yet. Keras may call
-            # `on_train_batch_end` in a thread, but not if a callback in its
-            # list overrides this hook.
+            # the callback does not exist yet. An unneeded `on_train_batch_end`
+            # would prevent Keras from calling this hook in a thread.
             if getattr(method, "__func__", method) is not default:
                 call: Callable = functools.partial(self._call, name)
                 if name == "on_train_begin":

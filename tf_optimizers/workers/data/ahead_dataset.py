@@ -49,7 +49,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
     _options: Any
     endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
-    _last: tf.Variable | None = None  # The last eager iterator's variable.
+    _last: tf.Variable | None = None  # The last eager iterator's summary.
 
     @property
     def cardinality(self) -> int:
