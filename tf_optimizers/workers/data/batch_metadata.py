@@ -243,7 +243,7 @@ class MaybeEmptySpec(CountedSpec):
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
-    """Return a batch in which each tensor comes with the numbers of rows.
+    """Return a batch, with its numbers of rows added to each tensor.
 
     Args:
         element: A nest of `PerReplica`, each with the parts of one tensor.

@@ -44,7 +44,7 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
     """Return some replicas' parts of a batch, and the number of rows of each.
 
     Args:
-        batch: A nested structure in which at least one value has rows.
+        batch: A nested structure. At least one value must have rows.
         places: The indices of the parts to return.
         replicas: The total number of parts.
     """
