@@ -36,7 +36,7 @@ _PATIENCE = 64
 
 
 class Comparison(enum.IntEnum):
-    """The content of batches that must be the same on all workers."""
+    """What workers compare in their batches."""
 
     NOTHING = 0  # For example, each worker has its own data.
     ROWS = 1  # The choice of rows. Random augmentation may differ.

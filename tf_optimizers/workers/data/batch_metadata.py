@@ -182,7 +182,7 @@ class RowCounts(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Marks the notes of data whose last batch may lack a replica's part."""
+    """Marks notes if the last batch may have no part for some replicas."""
 
     note: tf.Tensor
 
@@ -243,7 +243,7 @@ class MaybeEmptySpec(CountedSpec):
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:
-    """Return a batch, with its numbers of rows added to each tensor.
+    """Return a batch, with its numbers of rows attached to each tensor.
 
     Args:
         element: A nest of `PerReplica`, each with the parts of one tensor.

@@ -42,8 +42,8 @@ class EpochStart:
     ) -> None:
         self._strategy = strategy
         self._generator = generator
-        # All workers must have equally many `_draws`, and the same
-        # `_is_python`, which decide whether workers exchange states.
+        # `_draws` and `_is_python` decide whether workers exchange states. So
+        # all workers must have equally many `_draws`, and equal `_is_python`.
         is_alone = strategy.extended.workers == 1
         self._draws = [] if is_alone else draws_of(dataset)
         self._is_python = not is_alone and comes_from_python(dataset)

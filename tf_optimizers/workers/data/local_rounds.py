@@ -34,7 +34,7 @@ _training = _Training()
 
 
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
-    """Wrap a model's train function, so that `round_of_fit` finds optimizers.
+    """Wrap a train function, so that `round_of_fit` finds the optimizers.
 
     Return `function` itself if the model has no optimizer, or an optimizer that
     takes no local steps.

@@ -1,9 +1,9 @@
 """Gives shared data the same order on all workers; checks order and length.
 
-Every worker iterates over the whole dataset, and takes its part of each batch.
-If workers shuffled differently, an epoch would miss some rows, and use others
-more than once. With different numbers of batches, workers would wait for each
-other forever.
+Every worker iterates over the whole dataset. Of each batch, it takes the parts
+of its replicas. If workers shuffled differently, an epoch would miss some rows,
+and use others more than once. With different numbers of batches, workers would
+wait for each other forever.
 """
 
 import collections
