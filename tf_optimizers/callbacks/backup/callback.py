@@ -302,7 +302,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         return True
 
     def _save_if(self, is_due: bool, is_new: bool) -> None:
-        """Back up if a backup is due, or if the run stops with a new state."""
+        """Back up if `is_due`, and exit if the run must stop here.
+
+        Before an exit, a new state is backed up even if no backup is due.
+        """
         if is_due:
             self._save()
         if self._preemption is not None and self._preemption.reach():

@@ -30,9 +30,9 @@ from tf_optimizers.codes.digests import as_bytes
 # Errors of `fsync` that mean lost data. Some network file systems raise other
 # errors, since they do not support `fsync` of files or folders.
 _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-# Rows of zeros at the start and end of an array are not stored. An array with
-# such rows has a second array, whose name has this suffix. It gives the range
-# of the stored rows: the first row, and the row after the last.
+# Rows of zeros at the start and end of an array are not stored. Instead, a
+# second array is stored, whose name has this suffix. It contains the range of
+# the stored rows: the first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 

@@ -59,8 +59,8 @@ class Preemption:
     def __init__(self, group: ReplicaGroup) -> None:
         self.is_asked = False
         self._group = group
-        # A `fit` on a single worker takes no number, so that each `fit` of all
-        # workers has the same number on all of them.
+        # Only a `fit` on several workers gets a number, so that each `fit` has
+        # the same number on all of its workers.
         self._prefix = (
             f"preemption/{next(_serial)}" if group.workers > 1 else ""
         )
@@ -130,7 +130,7 @@ class Preemption:
     def end(self, is_leaving: bool = False) -> None:
         """Stop the thread and, unless `is_leaving`, stop catching SIGTERM.
 
-        If SIGTERM has already arrived, it then ends the process.
+        Unless `is_leaving`, a SIGTERM that was caught earlier ends the process.
 
         Args:
             is_leaving: Whether the process is about to exit. If so, the handler
