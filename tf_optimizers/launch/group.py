@@ -41,8 +41,8 @@ class Events:
         self._wakeup = signal.set_wakeup_fd(
             self._sender, warn_on_full_buffer=False
         )
-        # Python writes a signal to the pipe only if the signal has a handler.
-        # This handler need not do anything.
+        # Python writes a signal's number to the pipe only if the signal has a
+        # handler. This handler need not do anything.
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
             for number in [*self._requests, signal.SIGCHLD]
@@ -92,7 +92,7 @@ THREADS = "TF_NUM_INTRAOP_THREADS"
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
-# The longest pause before a restart, in seconds.
+# The pause before a restart, in seconds, from which it no longer doubles.
 LONGEST_PAUSE = 60.0
 NO_RESTART = "There will be no restart."
 

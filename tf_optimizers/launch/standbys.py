@@ -22,7 +22,7 @@ class Standbys:
         delay: Seconds from the start of an attempt until the workers of the
             next attempt start; None to start no workers in advance.
         last: The number of the last attempt.
-        output: Gets a message if workers cannot be started.
+        output: Writes a message if workers cannot be started.
     """
 
     def __init__(

@@ -142,7 +142,9 @@ class Worker:
         return f"{name} failed with exit code {self.exit_code}."
 
     def stop(self, request: signal.Signals, usual_grace: float) -> None:
-        """Signal the worker to end; the first call sets the time for SIGKILL.
+        """Send a signal to the worker, and SIGKILL after the grace period.
+
+        The grace period starts at the first call.
 
         Args:
             request: The signal to send.
