@@ -85,12 +85,12 @@ elements of a set have the same order on all workers, and after a restart.
 
 When a worker fails, the launcher sends SIGTERM to the others. The launcher
 reports failures and restarts on stderr, in lines prefixed with `[launcher] `.
-It forwards Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) to all workers.
-A second Ctrl-C or SIGTERM kills all workers immediately. When a worker ends,
-the launcher also ends the processes that the worker has started. So when the
-launcher returns, no process is left, except processes that have left a worker's
-process group (`setsid`, `timeout`). If the launcher itself is killed, all
-workers are killed immediately.
+If no worker has failed, it forwards Ctrl-C, SIGTERM and the end of the terminal
+(SIGHUP) to all workers. A second Ctrl-C or SIGTERM kills all workers
+immediately. When a worker ends, the launcher also ends the processes that the
+worker has started. So when the launcher returns, no process is left, except
+processes that have left a worker's process group (`setsid`, `timeout`). If the
+launcher itself is killed, all workers are killed immediately.
 
 Without `--cluster`, the launcher reserves the workers' ports from before the
 workers start until they have ended. Another program can take a reserved port

@@ -92,7 +92,7 @@ THREADS = "TF_NUM_INTRAOP_THREADS"
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
-# The pause before a restart, in seconds, from which it no longer doubles.
+# The longest pause that results from doubling, in seconds.
 LONGEST_PAUSE = 60.0
 NO_RESTART = "There will be no restart."
 
