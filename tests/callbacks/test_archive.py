@@ -212,6 +212,38 @@ def test_damaged_backup_is_not_used(tmp_path, file, damage):
         archive.newest()
 
 
+@pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty"])
+def test_damaged_backup_of_another_run_is_kept(tmp_path, damage):
+    other, _ = make_archive(tmp_path, optimizer="lamb", run="other")
+    other.save({"epoch": 1, "batch": 0})
+    files = sorted(tmp_path.iterdir())
+    DAMAGE[damage](tmp_path / "00000001.json")
+    archive, _ = make_archive(tmp_path, optimizer="lamb", run="mine")
+    assert archive.newest() is None
+    archive.save({"epoch": 1, "batch": 0})
+    archive.delete()
+    assert sorted(tmp_path.iterdir()) == files
+    with pytest.raises(RuntimeError, match="00000001.json .*start from the be"):
+        other.newest()
+
+
+def test_damaged_backup_of_an_unknown_run_is_kept(tmp_path):
+    """Every run without another backup reports the damage."""
+    archive, _ = make_archive(tmp_path, optimizer="lamb")
+    archive.save({"epoch": 1, "batch": 0})
+    archive.save({"epoch": 2, "batch": 0})
+    damaged = sorted(tmp_path.glob("00000002.*"))
+    for path in damaged:
+        truncate(path)
+    with pytest.warns(UserWarning, match="00000002.*Restoring backup 00000001"):
+        assert archive.newest()["epoch"] == 1
+    archive.save({"epoch": 2, "batch": 0})
+    archive.delete()
+    assert sorted(tmp_path.iterdir()) == damaged
+    with pytest.raises(RuntimeError, match="00000002.json .*start from the be"):
+        archive.newest()
+
+
 def test_backup_holds_no_code(tmp_path):
     """The reader rejects pickled data, even with a valid checksum."""
     archive, _ = make_archive(tmp_path, optimizer="lamb")

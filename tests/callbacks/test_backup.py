@@ -406,6 +406,7 @@ def test_backup_of_an_old_version_is_rejected(tmp_path):
     path = tmp_path / "00000001.json"
     content = json.loads(json.loads(path.read_text())["content"])
     del content["name"], content["seeds"]
+    np.savez(tmp_path / "00000001.worker-0.npz")
     text = json.dumps(content)
     digest = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"sha256": digest, "content": text}))

@@ -144,7 +144,13 @@ def interrupt(model, folder, step, **kwargs):
 
 
 def make_archive(
-    folder, strategy=NONE, optimizer="dgc", width=16, wrapper="alone", **kwargs
+    folder,
+    strategy=NONE,
+    optimizer="dgc",
+    width=16,
+    wrapper="alone",
+    run="",
+    **kwargs,
 ):
     """Return the archive of a model that has not been trained."""
 
@@ -154,7 +160,7 @@ def make_archive(
     model = make_model(make, strategy, width)
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
-    folder = Folder(folder)
+    folder = Folder(folder, run)
     return Archive(folder, State(model), replicas_of(strategy), 2), model
 
 

@@ -7,7 +7,7 @@ A folder contains backups, called generations, which are numbered from 1:
     00000007.worker-1.npz
 
 A file gets its name once it is complete. The .json is written last: without a
-.json, a backup counts as incomplete. The .json also contains the run's name.
+.json, a backup counts as incomplete. Every file also contains the run's name.
 Several runs may share a folder, but must not run at the same time: each run
 deletes its own old backups, and all incomplete files. No file contains code.
 """
@@ -34,6 +34,8 @@ _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # second array is stored, whose name has this suffix. It contains the range of
 # the stored rows: the first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
+# The array of the run's name in a worker's file.
+_RUN = "run"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
 
@@ -53,12 +55,18 @@ class Folder:
         self._mark: Path | None = None
 
     def generations(self) -> list[int]:
-        """Return the numbers of the run's backups, newest first."""
-        return [n for n in self._all() if self._name_of(n) == self.name]
+        """Return the numbers of the run's backups, newest first.
+
+        Include damaged backups that may be of any run. Otherwise, no run would
+        report the damage.
+        """
+        mine = (self.name, None)
+        return [n for n in self._all() if self._name_of(n) in mine]
 
     def others(self) -> list[str]:
         """Return the names of the other runs that have backups here."""
-        return sorted({self._name_of(n) for n in self._all()} - {self.name})
+        names = {self._name_of(n) for n in self._all()} - {self.name}
+        return sorted(name for name in names if name is not None)
 
     def next_generation(self) -> int:
         """Return a number higher than the numbers of all complete backups."""
@@ -69,7 +77,7 @@ class Folder:
     ) -> str:
         """Write one worker's arrays; return their digest."""
         path = self._file_of(generation, worker)
-        raw: dict[str, Any] = {}
+        raw: dict[str, Any] = {_RUN: np.array([self.name])}
         for name, array in arrays.items():
             raw |= _without_zeros(name, array)
         self._write(
@@ -127,7 +135,8 @@ class Folder:
         Incomplete files, and files of incomplete backups, are also deleted, for
         all runs. If the folder is then empty, it is removed.
         """
-        kept = set(self._all()) - (set(self.generations()) - set(generations))
+        mine = {n for n in self._all() if self._name_of(n) == self.name}
+        kept = set(self._all()) - (mine - set(generations))
         # Delete the .json first: a backup must not look complete without all
         # workers' files.
         for path in sorted(self._files(), key=lambda path: path.suffix):
@@ -164,15 +173,16 @@ class Folder:
             reverse=True,
         )
 
-    def _name_of(self, generation: int) -> str:
-        """Return the name of a backup's run.
-
-        If the backup's description cannot be read, return this run's name.
-        """
-        try:
+    def _name_of(self, generation: int) -> str | None:
+        """Return the name of a backup's run, or None if no file shows it."""
+        with contextlib.suppress(OSError, DamagedError):
             return self.content(generation)["name"]
-        except (OSError, DamagedError):
-            return self.name  # Otherwise, no run would report the damage.
+        for path in self.path.glob(f"{generation:08}.worker-*.npz"):
+            # A damaged file may cause any error. `np.load` does not then close
+            # a file that it has opened itself.
+            with contextlib.suppress(Exception), path.open("rb") as file:
+                return str(np.load(file)[_RUN][0])
+        return None
 
     def _file_of(self, generation: int, worker: int) -> Path:
         return self.path / f"{generation:08}.worker-{worker}.npz"
