@@ -18,6 +18,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     RowCounts,
     with_rows,
 )
+from tf_optimizers.workers.steps.array_lengths import gains_a_row
 from tf_optimizers.workers.steps.uneven_batches import weight_uneven_batches
 
 RNG = np.random.default_rng(0)
@@ -291,6 +292,26 @@ def test_number_made_of_a_metric_is_named(ours):
         model.evaluate(custom_steps.X, custom_steps.Y, batch_size=3, verbose=0)
     (message,) = {str(each.message) for each in warned}
     assert "Received: `half`, which depends on `mae/" in message
+
+
+def test_outputs_without_names_are_described(ours):
+    """Steps may return lists."""
+
+    class Listed(custom_steps.Guide):
+        def test_step(self, data):
+            x, y = data
+            self.mae.update_state(y, self(x))
+            return [self.mae.result() / 2]
+
+    with ours.scope():
+        model = custom_steps.compiled(Listed())
+    run = tf.function(lambda: ours.run(model.test_step, ((x, y),)))
+    x, y = custom_steps.X[:4], custom_steps.Y[:4]
+    with pytest.warns(UserWarning, match="Received: a value, which depends"):
+        run()
+    shape = tf.TensorShape([2])
+    with pytest.raises(ValueError, match=r"Received: an array of shape \(2,\)"):
+        gains_a_row("train_step", 2, None, shape, None, None)
 
 
 @pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))

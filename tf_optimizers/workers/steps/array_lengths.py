@@ -45,10 +45,11 @@ def gains_a_row(
         raise ValueError(
             f"An array that `{kind}` returns must have an element for each "
             "row, or the same length for any number of rows. Received: "
-            f"`{name or 'an array'}` of shape {shape} for {rows} rows per "
-            f"replica, and {'an error' if problem else f'shape {longer}'} for "
-            f"{rows + 1} rows. Return a number or the result of a metric, or "
-            "use a different global batch size."
+            f"{f'`{name}`' if name else 'an array'} of shape {shape} for "
+            f"{rows} rows per replica, and "
+            f"{'an error' if problem else f'shape {longer}'} for {rows + 1} "
+            "rows. Return a number or the result of a metric, or use a "
+            "different global batch size."
             f"{f' The error was: {problem}' if problem else ''}"
         ) from problem
     return length == rows + 1

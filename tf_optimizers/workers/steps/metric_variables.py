@@ -103,12 +103,12 @@ def warn_if_made_of(
         if read is not None:
             _warn(
                 "A step must return a metric's `result()` to count all rows. "
-                f"Received: `{name or 'a value'}`, which depends on "
-                f"`{path_of(read)}` but is not the `result()` of one of the "
-                "model's metrics. Keras shows a mean of the replicas' values, "
-                "weighted by their rows in the last batch. List the metric in "
-                "the model's `metrics`, and compute the value in the metric's "
-                "`result()`."
+                f"Received: {f'`{name}`' if name else 'a value'}, which "
+                f"depends on `{path_of(read)}` but is not the `result()` of "
+                "one of the model's metrics. Keras shows a mean of the "
+                "replicas' values, weighted by their rows in the last batch. "
+                "List the metric in the model's `metrics`, and compute the "
+                "value in the metric's `result()`."
             )
 
 
