@@ -253,6 +253,12 @@ def test_monitor_of_another_optimizer_is_rejected():
         fit(model, callbacks.CompressionMonitor())
 
 
+def test_monitor_of_no_optimizer_is_rejected():
+    model = make_model(None)
+    with pytest.raises(TypeError, match="Received: a model without an optimiz"):
+        fit(model, callbacks.TrustRatioMonitor())
+
+
 def test_several_steps_per_execution_are_rejected():
     model = make_model(tfo.Lamb(), steps_per_execution=2)
     with pytest.raises(ValueError, match="steps_per_execution=2"):

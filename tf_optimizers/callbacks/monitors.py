@@ -98,12 +98,15 @@ class Monitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Check that the monitor supports the model; reset the monitor."""
-        name = type(self).__name__
-        if not isinstance(self.optimizer, self.optimizers):
+        name, optimizer = type(self).__name__, self.optimizer
+        if not isinstance(optimizer, self.optimizers):
             names = " or ".join(f"`{c.__name__}`" for c in self.optimizers)
+            found = f"with `{type(optimizer).__name__}`"
+            if optimizer is None:
+                found = "without an optimizer"
             raise TypeError(
-                f"`{name}` needs a model with {names}. Received: a model with "
-                f"`{type(self.optimizer).__name__}`. Leave the callback out."
+                f"`{name}` needs a model with {names}. Received: a model "
+                f"{found}. Leave the callback out."
             )
         if self.model.steps_per_execution != 1:
             raise ValueError(
