@@ -234,6 +234,49 @@ def test_another_rate_of_the_script_is_used(tmp_path, step):
     assert resumed.optimizer.learning_rate.numpy() == np.float32(0.025)
 
 
+class Lower(keras.callbacks.Callback):
+    """Halves the rate after each epoch, as `ReduceLROnPlateau` may do."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        Decay.on_epoch_begin(self, epoch)
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_rate_of_an_earlier_fit_is_not_one_of_the_script(
+    tmp_path, is_interrupted
+):
+    """The next `fit`, and a restarted script, continue with its rate."""
+
+    def train(model, epochs, *callbacks):
+        model.fit(
+            *(X, Y),
+            batch_size=10,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[*callbacks[:1], backup, *callbacks[1:]],
+        )
+
+    backup = tfo.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    model = make_sgd()
+    if is_interrupted:
+        with pytest.raises(Interruption):
+            train(model, 3, Lower(), Interrupt(8))
+    else:
+        train(model, 1, Lower())
+    for epochs, each in [(2, model), (3, make_sgd()), (4, make_sgd())]:
+        train(each, epochs)
+        assert each.optimizer.learning_rate.numpy() == np.float32(0.05)
+
+
+def test_rate_that_the_script_sets_between_fits_is_used(tmp_path):
+    model = make_sgd()
+    fit(model, tmp_path, Decay(), epochs=2, delete_checkpoint=False)
+    model.optimizer.learning_rate = 0.01
+    with pytest.warns(UserWarning, match="=0.01 when .* but 0.1 in the"):
+        fit(model, tmp_path)
+    assert model.optimizer.learning_rate.numpy() == np.float32(0.01)
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("known", cases.with_long([True, False], [True]))
 def test_last_execution_of_an_epoch_may_be_short(tmp_path, known):

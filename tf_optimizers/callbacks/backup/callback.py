@@ -206,7 +206,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         backups = 2 if self.double_checkpoint else 1
         self._archive = Archive(folder, state, self._group, backups)
         self._archive.check_shared()
-        self._rates = Rates(state)
+        self._rates = Rates(model, state)
         self._unsaved, self._skip, self._is_of_longer_run = 0, None, False
         self._resumed = self._archive.newest()
         if self._resumed is None:
@@ -223,6 +223,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Skip batches first if the backup is from the middle of this epoch."""
         self._forget_start()
+        self._rates.note()
         self._epoch, self._batch = epoch, 0
         resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed["batch"]:
@@ -270,6 +271,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         longer run, or if a variable is not finite.
         """
         self._forget_start()
+        self._rates.note()
         preemption, self._preemption = self._preemption, None
         if preemption is not None and preemption.finish():
             self._preemption = preemption

@@ -1,6 +1,7 @@
 """Reads backups, sets learning rates, and skips batches of resumed epochs."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -55,30 +56,54 @@ class BackupReader:
         return with_zeros(self._open(worker), name, dtype, shape)
 
 
+# For each model: the variables of rates, their values when `note` was last
+# called, and the rates of the script.
+_NOTED: weakref.WeakKeyDictionary[
+    keras.Model, list[tuple[keras.Variable, float, float]]
+] = weakref.WeakKeyDictionary()
+
+
 class Rates:
-    """The learning rates of optimizers when `fit` begins.
+    """The learning rates that a script has given to optimizers.
 
     A constant rate is part of the optimizer's state, so restoring a backup also
-    restores the rate. A backup also records the rates from the start of its
-    `fit`. If this `fit` starts with a different rate, `set` applies that rate,
-    since the script has probably changed it.
+    restores the rate. A backup also records the rates of the script. If the
+    script now has a different rate, `set` applies that rate.
+
+    The rate of the script is the rate when `fit` begins, unless callbacks have
+    changed the rate in an earlier `fit` of the model.
 
     Args:
+        model: The model.
         state: The state of the model, not yet restored.
 
     Attributes:
-        given: The rates at the start of `fit`, in the order of `state.slots`.
+        given: The rates of the script, in the order of `state.slots`.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, model: keras.Model, state: State) -> None:
+        self._model, self._state = model, state
         # Search only optimizers' variables: a weight may have such a name, too.
         self._variables = [
             variable
             for variable in state.slots
             if variable.path.endswith("learning_rate") and variable.shape == ()
         ]
-        self.given = [float(v.numpy()) for v in self._variables]
+        self.given = list(map(self._given, self._variables))
+
+    def _given(self, variable: keras.Variable) -> float:
+        rate = float(variable.numpy())
+        for other, noted, given in _NOTED.get(self._model, ()):
+            if other is variable and rate == noted:
+                return given
+        return rate
+
+    def note(self) -> None:
+        """Note that callbacks, not the script, have set the current rates."""
+        _NOTED[self._model] = [
+            (variable, float(variable.numpy()), given)
+            for variable, given in zip(self._variables, self.given, strict=True)
+        ]
 
     def set(self, content: dict[str, Any]) -> str:
         """Set the rates that differ from those when the backup's `fit` began.
