@@ -247,10 +247,16 @@ def test_a_step_is_measured_when_accumulated_gradients_are_applied(tmp_path):
     assert set(read_events(tmp_path)["update_norm"]) == {1, 2}
 
 
-def test_monitor_of_another_optimizer_is_rejected():
-    model = make_model("adam")
-    with pytest.raises(TypeError, match="`CompressionMonitor` needs .*`DGCMom"):
-        fit(model, callbacks.CompressionMonitor())
+@pytest.mark.parametrize(
+    ("monitor", "names"),
+    [
+        (callbacks.CompressionMonitor, "`DGCMomentum` or `SparseLoCo`"),
+        (callbacks.TrustRatioMonitor, "`Lamb` or `LANS`"),
+    ],
+)
+def test_monitor_of_another_optimizer_is_rejected(monitor, names):
+    with pytest.raises(TypeError, match=f"needs a model with {names}"):
+        fit(make_model("adam"), monitor())
 
 
 def test_monitor_of_no_optimizer_is_rejected():

@@ -21,8 +21,9 @@ from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.checks import check_integer
 from tf_optimizers.dgc_momentum import DGCMomentum
 from tf_optimizers.kernels import norm
+from tf_optimizers.lamb import Lamb
+from tf_optimizers.lans import LANS
 from tf_optimizers.layerwise.layerwise_optimizer import (
-    LayerwiseOptimizer,
     last_trust_ratio,
     weight_of,
 )
@@ -427,7 +428,7 @@ class TrustRatioMonitor(Monitor):
         >>> monitor = tfo.callbacks.TrustRatioMonitor(every=100)
     """
 
-    optimizers = (LayerwiseOptimizer,)
+    optimizers = (Lamb, LANS)
 
     def before_step(self) -> list[tf.Tensor]:
         """Return a copy of the weights."""
