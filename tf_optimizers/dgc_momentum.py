@@ -112,11 +112,12 @@ class DGCMomentum(CompressedOptimizer):
     gradients first, and act as one replica.
 
     State: u_i and v_i on each replica, with the shape of w, 8 bytes per float32
-    parameter; only u_i if w is small or not float32. The v_i of a large
-    embedding takes no memory, and is saved as zeros, unless a dense gradient
-    needs v_i. If N is the number of workers, each of a worker's M devices has
-    u_i / M and v_i / M. Outside of `strategy.run`, and in checkpoints, u is the
-    sum of all u_i, and v is the sum of all v_i.
+    parameter; only u_i if w is small or not float32; a float32 master weight if
+    w is float16 or bfloat16. The v_i of a large embedding takes no memory, and
+    is saved as zeros, unless a dense gradient needs v_i. If N is the number of
+    workers, each of a worker's M devices has u_i / M and v_i / M. Outside of
+    `strategy.run`, and in checkpoints, u is the sum of all u_i, and v is the
+    sum of all v_i.
     Traffic: for each selected entry, a replica sends a value of `value_dtype`
     and a position to every other replica. A position takes 12 bits at a
     sparsity of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or
@@ -147,10 +148,10 @@ class DGCMomentum(CompressedOptimizer):
     `rampup_begin_step`. If shards are used, only their largest sums are
     applied. A single replica works, with a warning. Paddle multiplies entries
     by the learning rate when they are sent, as with `rate_in_momentum=False`.
-    While the exchange is dense, the result equals that of
+    If nothing is clipped, a dense exchange gives the result of
     `keras.optimizers.SGD`, up to rounding. This is also the case at sparsity 0
-    with `momentum_masking=False` and without `clipnorm`. With
-    `rate_in_momentum=False`, it holds only for a constant learning rate.
+    with `momentum_masking=False`. With `rate_in_momentum=False`, it holds only
+    for a constant learning rate.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
