@@ -31,7 +31,7 @@ class Averages:
         optimizer: The optimizer that updates the weights.
         masters: The optimizer's master weights, which are averaged in place of
             half-precision variables.
-        placement: `OnReplicas` or `OnHost`, which holds the averages.
+        placement: `OnReplicas` or `OnHost`, where the averages are.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Averages:
         self._optimizer = optimizer
         self._masters = masters
         self._placement = placement
-        # The keys of the variables that had gradients in the last call of
-        # `apply`.
+        # The keys of the variables that had gradients when `apply` was last
+        # called in eager mode or traced.
         self._stepped: frozenset[str] = frozenset()
 
     def note(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

@@ -48,7 +48,7 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 
 
 class OnReplicas:
-    """Stores state on every replica, next to the replica's weights."""
+    """Stores state on every replica, on the device of the weights."""
 
     update_each = staticmethod(update_each)
 
@@ -71,7 +71,7 @@ class Accumulators:
     Args:
         optimizer: The optimizer that accumulates.
         variables: The variables that have gradients.
-        placement: `OnReplicas` or `OnHost`, which holds the accumulators.
+        placement: `OnReplicas` or `OnHost`, where the accumulators are.
 
     Attributes:
         is_full: bool scalar. Whether this call completes the sums, and so
@@ -98,10 +98,10 @@ class Accumulators:
         )
 
     def means(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return each variable's mean gradient over this and earlier calls.
+        """Return the mean gradients over all calls since the last update.
 
-        If a variable has several gradients in this call, the accumulated sum is
-        added only to the first of these gradients.
+        If a variable has several gradients in this call, only the first mean
+        includes the accumulated sum.
         """
         means, seen = [], set()
         with self._placement.scope():

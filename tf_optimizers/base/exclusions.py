@@ -131,7 +131,7 @@ class Exclusions:
             )
             raise RuntimeError(
                 f"`{argument}()` must be called before the optimizer is built. "
-                "Received a call after `build`. Call the method before the "
+                "Received: a call after `build`. Call the method before the "
                 f"first `fit`{instead if has_argument else ''}."
             )
         return found
@@ -213,14 +213,14 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            " with which the config was saved",
+            ", which must have the same variables as the config",
             f"{expected} among {saved[_ALL]}, for a model with the variables "
             f"{_labels(variables)}",
             _NEW,
         )
 
     def _was_saved_with(self, variables: Sequence[Any]) -> bool:
-        """Return whether the config was saved with these variables."""
+        """Return whether the config has the labels of these variables."""
         return self.saved.get(_ALL) == _labels(variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
 
 
 def _differ_by_model(path: str, other: str) -> bool:
-    """Return whether two paths are equal, except for a leading model name."""
+    """Return whether two paths are equal, except for leading names of one."""
     one, two = f"/{path}", f"/{other}"
     return one.endswith(two) or two.endswith(one)
 

@@ -36,9 +36,9 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. The results are on the current device. TensorFlow's
-    reduction expects each gradient on its replica's device, but a gradient that
-    is an argument of a `tf.function` has no device.
+    `tf.IndexedSlices`. The results are placed on the current device: TensorFlow
+    reduces gradients on their replicas' devices, but a gradient that is an
+    argument of a `tf.function` has no device.
     """
     return [
         None
@@ -88,7 +88,7 @@ def check_not_empty(gradients: Sequence[Any]) -> None:
     if all(gradient is None for gradient in gradients):
         received = "None for every variable" if gradients else "an empty list"
         raise ValueError(
-            f"`apply` needs at least one gradient. Received {received}. Check "
+            f"`apply` needs at least one gradient. Received: {received}. Check "
             "that the model has trainable variables, that the loss depends on "
             "them, and that you passed a `loss` to `compile`."
         )
@@ -100,7 +100,7 @@ def check_gradients(
     """Raise if the number of gradients, or a shape or dtype, is wrong."""
     if len(gradients) != len(variables):
         raise ValueError(
-            "`apply` needs one gradient per variable. Received "
+            "`apply` needs one gradient per variable. Received: "
             f"{len(gradients)} gradients and {len(variables)} variables. "
             "Pass None for a variable without a gradient."
         )
@@ -118,13 +118,13 @@ def _check_gradient(gradient: Gradient, variable: Any) -> None:
         expected = tf.TensorShape([None]).concatenate(expected[1:])
     if not expected.is_compatible_with(values.shape):
         raise ValueError(
-            "A gradient must have the shape of its variable. Received a "
+            "A gradient must have the shape of its variable. Received: a "
             f"gradient of shape {values.shape} for {name} of shape "
             f"{variable.shape}. Pass gradients in the order of the variables."
         )
     if not values.dtype.is_floating:
         raise TypeError(
-            "A gradient must have a floating-point dtype. Received a gradient "
+            "A gradient must have a floating-point dtype. Received: a gradient "
             f"of dtype {values.dtype.name} for {name}. Cast the gradient first."
         )
 

@@ -195,14 +195,16 @@ class Optimizer(keras.optimizers.Optimizer):
             TypeError: If a gradient does not have a floating-point dtype, or if
                 the dtype of a variable is not supported.
             RuntimeError: If the call is outside of `strategy.run`, either with
-                several replicas or in the strategy's scope.
+                several replicas or in the strategy's scope; if workers have
+                different optimizers or variables.
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
         check_in_run(strategy_of(self))
-        # At the end of a dataset of unknown length, the step computes no
-        # gradient, and must not change anything, not even `iterations`. So a
-        # control dependency makes the update wait for the last gradient.
+        # If a dataset has an unknown length, one more step begins after the
+        # last batch. This step fails before it computes a gradient, and must
+        # not change anything, not even `iterations`. So a control dependency
+        # makes the update wait for the last gradient.
         values = [getattr(g, "values", g) for g in grads if g is not None]
         last = list(filter(tf.is_symbolic_tensor, values))[-1:]
         if trainable_variables is None and self.built:
@@ -300,7 +302,10 @@ class Optimizer(keras.optimizers.Optimizer):
         return self
 
     def _check_name(self, name: str) -> None:
-        """Raise if variables saved under this name must not be restored."""
+        """Raise if variables saved under this name must not be restored.
+
+        This class accepts every name.
+        """
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
         """Return the exclusion patterns for purposes other than weight decay.
