@@ -49,7 +49,7 @@ def compiled(
 
 
 def _without_numbers(constants: tuple) -> tuple[tuple, list[float]]:
-    """Return the constants with floats replaced by `float`, and the floats."""
+    """Return constants with the type `float` for each float, and the floats."""
     leaves = tf.nest.flatten(constants)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     places = [float if isinstance(leaf, float) else leaf for leaf in leaves]
@@ -67,7 +67,7 @@ def _cached_function(
 ) -> Callable:
     """Return a `tf.function` that calls `function` with `constants`.
 
-    Each `float` in `constants` is a placeholder for a number. If there are any,
+    The type `float` in `constants` is a placeholder for a number. If it occurs,
     the first argument of the `tf.function` is a vector of these numbers.
     """
     # TensorFlow warns if one Python function has many traces. All functions
@@ -82,7 +82,7 @@ def _cached_function(
 def _with_numbers(
     function: Callable, places: tuple, numbers: tf.Tensor, *tensors: Any
 ) -> Any:
-    """Call `function` with a number for each `float` in its constants."""
+    """Call `function` with a number in place of each type `float`."""
     rest = iter(tf.unstack(numbers))
     leaves = tf.nest.flatten(places)
     leaves = [next(rest) if leaf is float else leaf for leaf in leaves]
@@ -196,8 +196,8 @@ def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that multiplies tensors by a float64 scalar.
 
-    The scalar must be 0 or at least 1e-60. Since it may be too small for
-    float32, as the inverse of a norm can be, the function multiplies by two
+    The scalar must be 0 or at least 1e-60. It may be too small for float32, for
+    example if it is the inverse of a norm. So the function multiplies by two
     factors. Call the function inside an XLA kernel, where both multiplications
     take one pass over memory.
     """

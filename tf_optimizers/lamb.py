@@ -31,9 +31,9 @@ class Lamb(LayerwiseOptimizer):
     phi(|w|) / |u| is 1 if phi(|w|) or |u| is 0, and for variables that are
     excluded from layer adaptation.
 
-    State: m and v of the shape of w in float32 (float64 for float64 w), 8
-    bytes per parameter; float16 and bfloat16 variables also get float32 master
-    weights, 4 bytes more.
+    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
+    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are

@@ -49,9 +49,9 @@ class LANS(LayerwiseOptimizer):
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
     matter only for overflow and underflow.
 
-    State: m and v of the shape of w in float32 (float64 for float64 w), 8
-    bytes per parameter; float16 and bfloat16 variables also get float32 master
-    weights, 4 bytes more.
+    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
+    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
@@ -60,9 +60,9 @@ class LANS(LayerwiseOptimizer):
     Differs from the paper: g~ can be clipped; phi can have bounds; norms of 0
     are handled as described above.
     Differs from `mxnet.optimizer.LANS`: if all elements of g are 0, g~ is 0,
-    while MXNet's weights and state become NaN; norms of gradients such as 1e-25
-    or 1e20 neither underflow nor overflow. Otherwise, the step is that of
-    MXNet's fused implementation.
+    while MXNet's weights and state become NaN; the squares of gradients such as
+    1e-25 and 1e20 neither underflow nor overflow. Otherwise, the step is that
+    of MXNet's fused implementation.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without

@@ -29,8 +29,9 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     With the optimizers of this package, t counts updates of the weights, even
     if `gradient_accumulation_steps` batches make one update. Keras's own
-    optimizers count batches. With these, multiply `warmup_steps`,
-    `constant_steps` and `decay_steps` by `gradient_accumulation_steps`.
+    optimizers count batches, even inside `tfo.ShardedState`. With these,
+    multiply `warmup_steps`, `constant_steps` and `decay_steps` by
+    `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.
@@ -62,7 +63,7 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Pretraining in 54 minutes", arXiv:2006.13484, Section 3.3.
     """
 
-    # Makes the optimizers of this package pass the number of updates, not of
+    # With this attribute, our optimizers pass the number of updates, not of
     # batches.
     counts_updates = True
 
