@@ -73,8 +73,8 @@ class Optimizer(keras.optimizers.Optimizer):
     weights. Averages and accumulators are where `_placement` puts them: on
     every replica or, once per worker, on the host.
 
-    An optimizer that decays weights in its own formula sets `_exclusions`. The
-    decoupled decay of `keras.optimizers.Optimizer` is never applied.
+    An optimizer that decays weights in its own formula sets `_exclusions`. This
+    class does not apply the decoupled decay of `keras.optimizers.Optimizer`.
 
     Args:
         learning_rate: float >= 0 (also an int, NumPy scalar or 0-d tensor),
