@@ -70,11 +70,12 @@ class AdamOffload(HostOptimizer):
 
         w <- w - a (beta_1 m + (1 - beta_1) g) / (sqrt(v) + epsilon)
 
-    State: m and v of the shape of w in float32 (float64 for float64 w), 8
-    bytes per parameter; float16 and bfloat16 variables also get float32 master
-    weights, 4 bytes more. All state, including averages and accumulators, is
-    on `/CPU:0` of the worker process, in one copy for all of its replicas. Only
-    the weights, `iterations` and the learning rate are on the model's devices.
+    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
+    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    get float32 master weights, 4 bytes more. All state, including averages and
+    accumulators, is on `/CPU:0` of the worker process, in one copy for all of
+    its replicas. Only the weights, `iterations` and the learning rate are on
+    the model's devices.
     Traffic: each step copies gradients to the host, and changes of the weights
     to every replica. With one replica, dense gradients and no `use_ema`, a
     float32 parameter takes 8 bytes, and 4 more if it is decayed; a
@@ -111,8 +112,8 @@ class AdamOffload(HostOptimizer):
         exclude_from_weight_decay: None or a sequence of regular expressions,
             which match anywhere in `variable.path`, with and without the
             model's name.
-            "beta" also matches "alphabeta"; `tfo.BIAS_AND_NORM` matches only
-            biases and normalization.
+            "beta" also matches "alphabeta". `tfo.BIAS_AND_NORM` matches only
+            names that end in "bias", and "beta", "gamma" and "scale".
             Defaults to `("beta", "gamma")`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
@@ -175,7 +176,8 @@ class AdamOffload(HostOptimizer):
         Returns:
             A dict {optimizer: {"device" or "host": {kind: bytes}}}. The keys
             are the name of this optimizer's class and, for comparison,
-            `"keras.optimizers.Adam"`. The kinds are `"weights"`, `"state"` and
+            `"keras.optimizers.Adam"`, with two moments for each weight but no
+            averages or accumulators. The kinds are `"weights"`, `"state"` and
             `"master_weights"`.
 
         Raises:
@@ -213,7 +215,9 @@ class AdamOffload(HostOptimizer):
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
     ) -> tf.Tensor | None:
-        """Update m and v, and the variable itself if it is on the host.
+        """Update m and v, and the variable itself if it `is_on_host`.
+
+        The master weight of a half-precision variable is also updated.
 
         Args:
             gradient: Dense, of the variable's shape, in the dtype of the
@@ -319,8 +323,8 @@ def adam(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the change to subtract from the weight, the new m, and the new v.
 
-    `size` is the a in the formula of `AdamOffload`; see `step_size`. `weight`
-    is needed only for weight decay.
+    `size` is the step size a in the formula of `AdamOffload`. `weight` is
+    needed only for weight decay.
     """
     betas, epsilon, nesterov, weight_decay = hyperparameters
     if weight_decay is not None:

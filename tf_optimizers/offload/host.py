@@ -46,9 +46,9 @@ class OnHost:
     """Stores state on the host, in one copy for all replicas of a worker.
 
     Under a strategy with merge calls, such as `MirroredStrategy`, one thread
-    updates the state. Under other strategies, the replicas trace the same code
-    into one graph, one after another: the first replica updates the state, and
-    the other replicas use its results.
+    updates the state. Under other strategies, the replicas run or trace the
+    same code one after another. The first replica updates the state, and the
+    other replicas use its results.
     """
 
     def __init__(self) -> None:

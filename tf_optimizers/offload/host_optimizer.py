@@ -125,7 +125,7 @@ class HostOptimizer(Optimizer):
     def _accumulate_or_step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Add to the accumulators, or run the step with the last gradients."""
+        """Add gradients to the accumulators, or run the step with means."""
         accumulators = Accumulators(self, variables, self._placement)
 
         def work() -> list[tf.Tensor]:
@@ -162,7 +162,7 @@ class HostOptimizer(Optimizer):
     def _changes(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Run the step; return the changes of variables on other devices."""
+        """Run the step; return the changes that are not applied in place."""
         # Read the learning rate and `iterations` on their own devices.
         rate = tf.convert_to_tensor(self.learning_rate)
         step = tf.convert_to_tensor(self.iterations) + 1
@@ -228,7 +228,7 @@ def _in_state_dtype(
 
 
 def _not_on_host(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Return the variables that are not on the host, in order of updates."""
+    """Return the variables not updated in place, in the order of updates."""
     return [v for v in reversed(variables) if not is_on_host(v)]
 
 
