@@ -1,4 +1,4 @@
-"""ShardedState: distributes the state of any optimizer among replicas."""
+"""ShardedState: distributes the state of an optimizer among replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,7 @@ from tf_optimizers.wrapped import is_wrapper
 
 @keras.saving.register_keras_serializable(package="tf_optimizers")
 class ShardedState(Wrapper):
-    """Distributes the state of any optimizer among all replicas (ZeRO-1).
+    """Distributes another optimizer's state among all replicas (ZeRO-1).
 
     Each variable w (or, if w is split, each range of its rows) has one owner
     among N replicas. Only the owner has the state s of w, and updates w:
@@ -79,9 +79,10 @@ class ShardedState(Wrapper):
 
     State: on each replica, the inner optimizer's state for about 1 / N of the
     parameters. If variables are not split, one replica has at least the state
-    of the largest variable. Outside of steps, and in files, the state is whole,
-    as the inner optimizer alone would save it. Reading the whole state takes an
-    exchange, so all workers must save together.
+    of the largest variable. State that belongs to no variable is on every
+    replica. Outside of steps, and in files, the state is whole, as the inner
+    optimizer alone would save it. Reading the whole state takes an exchange, so
+    all workers must save together.
     Traffic: under `tfo.SparseMultiWorkerMirroredStrategy`, an all-to-all of
     gradients and an all-gather of weights for every 16 MiB. If all replicas own
     the same number of bytes, both together move as many bytes as a dense
@@ -99,8 +100,8 @@ class ShardedState(Wrapper):
             (`tfo.DGCMomentum`, `tfo.SparseLoCo`) are not supported. Wrappers
             (`LossScaleOptimizer`, `MultiOptimizer`) are not supported either:
             put `ShardedState` inside them. With several replicas,
-            `gradient_accumulation_steps` is not supported for
-            `tfo.AdamOffload`, and for Keras's optimizers with `use_ema`.
+            `gradient_accumulation_steps` is supported neither for
+            `tfo.AdamOffload` nor, with `use_ema`, for Keras's optimizers.
         name: str or None. The optimizer's name. Defaults to `None`.
 
     Raises:
@@ -217,7 +218,7 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Cast gradients if the inner optimizer is a subclass of `Optimizer`.
+        """Cast gradients if the inner optimizer is one of this package.
 
         If Keras will divide the gradients by `loss_scale_factor`, also make
         them dense.

@@ -65,7 +65,8 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.index, []).append(piece)
         self._replicated = slots.replicated
-        # The indices of the variables in the last call of `update`.
+        # The indices of the variables when `update` was last called in eager
+        # mode or traced.
         self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:
@@ -127,7 +128,7 @@ class ShardedSteps:
         self._broadcast(pieces, weights, indices[0])
 
     def _weight(self, piece: Piece) -> tf.Variable:
-        """Return the variable to update: the weight, or a copy of its rows."""
+        """Return the variable to update: a weight, or a copy of its rows."""
         weight = own_component(self._variables[piece.index])
         if piece.is_whole:
             return weight
@@ -153,7 +154,7 @@ class ShardedSteps:
             own_component(raw_iterations(inner)).assign(updates)
         are_split = not all(piece.is_whole for piece in self._pieces)
         limit = inner.global_clipnorm or (inner.clipnorm if are_split else None)
-        if limit and limit > 0:  # Keras ignores other limits.
+        if limit and limit > 0:  # Keras ignores limits <= 0.
             owned = self._clipped(owned, count)
             settings += [(inner, name, None) for name in _NORMS]
         if self._replicated:
@@ -328,8 +329,8 @@ def _reject_change(*args: Any, **kwargs: Any) -> None:
         "`update_step(gradient, variable, learning_rate)` may change only "
         "`variable` and its state. Received: a call that changes state that "
         "belongs to another variable, or to no variable. Create each "
-        "variable's state by `self.add_variable_from_reference(variable, name)`"
-        ", or use the inner optimizer without `ShardedState`."
+        "variable's state with `self.add_variable_from_reference(variable, "
+        "name)`, or use the inner optimizer without `ShardedState`."
     )
 
 
