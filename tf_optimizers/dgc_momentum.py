@@ -148,10 +148,10 @@ class DGCMomentum(CompressedOptimizer):
     `rampup_begin_step`. If shards are used, only their largest sums are
     applied. A single replica works, with a warning. Paddle multiplies entries
     by the learning rate when they are sent, as with `rate_in_momentum=False`.
-    If nothing is clipped, a dense exchange gives the result of
-    `keras.optimizers.SGD`, up to rounding. This is also the case at sparsity 0
-    with `momentum_masking=False`. With `rate_in_momentum=False`, it holds only
-    for a constant learning rate.
+    On one replica, or if nothing is clipped, a dense exchange gives the result
+    of `keras.optimizers.SGD`, up to rounding. This is also the case at sparsity
+    0 with `momentum_masking=False` and without `clipnorm`. With
+    `rate_in_momentum=False`, both require a constant learning rate.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
@@ -204,7 +204,7 @@ class DGCMomentum(CompressedOptimizer):
             loaded state was saved with a different `rate_in_momentum`; if a
             compressed variable has two gradients in a step or, with a
             cool-down, has none.
-        RuntimeError: If XLA compiles a step.
+        RuntimeError: If XLA compiles a step with compressed variables.
 
     Example:
         >>> import tf_optimizers as tfo

@@ -21,8 +21,8 @@ from tf_optimizers.compression.traffic import traffic_summary
 class CompressedOptimizer(Optimizer):
     """An optimizer that compresses gradients before replicas exchange them.
 
-    The residual of a variable accumulates gradients until they are sent. In
-    `SparseLoCo`, the change of a weight in a round replaces its gradient. A
+    The residual of a variable accumulates values until they are sent: gradients
+    with momentum in `DGCMomentum`, changes of weights in `SparseLoCo`. A
     subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
     each variable that is compressed in this step, and `_dense_update` for each
     other variable. With `overlap`, `SparseLoCo._update` uses

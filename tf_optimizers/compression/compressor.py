@@ -9,9 +9,8 @@ common update ─── compressed? ── yes: as received; remove sent ──�
                       └───────── no: the optimizer computes it ───┘
                                      from the sum
 
-Here v is the variable's residual: the sum of all values that have not been sent
-yet. At sparsity 0, nothing is selected or rounded: all of v is sent as a dense
-tensor.
+Here v is the variable's residual: the values that have not been sent yet. At
+sparsity 0, nothing is selected or rounded: all of v is sent as a dense tensor.
 """
 
 import functools

@@ -4,15 +4,15 @@
     entries of shard 0 | of shard 1      of shard 0 | of shard 1
         └──────────────────── all-to-all ────────────────┘
     all entries of shard 0               all entries of shard 1
-        ▼ sum where addresses are equal      ▼
+        ▼ sum at equal positions             ▼
     the largest sums of each tensor      the largest sums of each tensor
         └──────────────────── all-gather ────────────────┘
 
 A shard is the part of all variables that one replica sums. A replica sends its
 largest entries of each shard, up to the shard's capacity. With more replicas,
 the capacity is smaller, so the bytes hardly grow. An entry is removed from the
-residual and from a masked momentum if it fits into its shard, is not rounded to
-0, and its sum is among the largest. All other entries stay.
+residual and from a masked momentum if it fits into its shard, if it is not
+rounded to 0, and if its sum is among the largest. All other entries stay.
 """
 
 import itertools

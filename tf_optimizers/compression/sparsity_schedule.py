@@ -16,7 +16,7 @@ WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 # stage 0.75 is left out, because it would send most of a run's bytes.
 RECOMMENDED, STAGES, VALUE_DTYPE = WARM_UP[1:], 16, "int4"
 # In runs with `sync_every=1` that do not reach the stage `NO_DECAY_FROM`, the
-# `residual_decay` of `SparseLoCo` is `SHORT_RUNS_DECAY`.
+# recommended `residual_decay` of `SparseLoCo` is `SHORT_RUNS_DECAY`.
 # benchmarks/loco_accuracy.py found both numbers in runs of 96 to 256 steps.
 # Longer runs need the updates that a decay would lose.
 NO_DECAY_FROM, SHORT_RUNS_DECAY = WARM_UP[3], 0.7

@@ -8,8 +8,9 @@
 
 The sample affects only the number of candidates, and so the time. The result is
 exact. A small k needs no sample, since the k largest maxima show which blocks
-to search. A large k needs no blocks. On a GPU, sorting is fast and waiting for
-the number of candidates is slow, so no sample is used.
+to search. For a large k, all entries are searched, without blocks. On a GPU,
+sorting is fast and waiting for the number of candidates is slow, so no sample
+is used.
 
 Magnitudes are compared as integers, the bits of |x|. These integers have the
 same order as |x|. NaN is above infinity, so NaNs are selected first.

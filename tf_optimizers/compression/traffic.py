@@ -98,7 +98,10 @@ class SentRows:
         return tuple(sorted(self._expected.union(self._bytes)))
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Treat these variables' gradients as sparse until a step is traced."""
+        """Treat each variable's gradients as sparse.
+
+        This ends for a variable when a step that updates it is traced.
+        """
         self._expected.update(indices)
         self._is_known = True
 

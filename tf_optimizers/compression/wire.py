@@ -63,11 +63,11 @@ class Wire(NamedTuple):
     def unit(self, rate: tf.Tensor) -> tf.Tensor | None:
         """Return the number to divide values by before they are sent, or None.
 
-        Values are proportional to `rate`, so at a low rate, half-precision
-        values could become 0. The unit is the largest power of two up to the
-        rate, or 1 if the rate is 0, denormal or not finite. Division by the
-        unit is exact, and all replicas compute the same unit. Other formats
-        need no unit.
+        Values are proportional to `rate`, so at a low rate, float16 and
+        bfloat16 values could become 0. The unit is the largest power of two up
+        to the rate, or 1 if the rate is 0, denormal or not finite. Division by
+        a power of two adds no rounding error, and all replicas compute the same
+        unit. With other formats, the unit is None.
         """
         if self.value_dtype not in ("float16", "bfloat16"):
             return None
