@@ -55,14 +55,14 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
     The `sync_every` local steps before an exchange are a round. Each replica
-    counts as a worker, unless `tfo.SparseMultiWorkerMirroredStrategy` runs
-    several worker processes. Worker i's gradient is the mean over its part of
-    the batch. If `fit` under this strategy splits a batch unevenly, the mean is
-    weighted by the part's number of rows.
+    counts as a worker. But if `tfo.SparseMultiWorkerMirroredStrategy` runs
+    several processes, each process is a worker. Worker i's gradient is the mean
+    over its part of the batch. If `fit` under this strategy splits a batch
+    unevenly, the mean is weighted by the part's number of rows.
 
     With `step_ahead`, local steps begin from weights that include a fraction of
-    the worker's unsent updates. After the first gradient of a round
-    has been computed at w, worker i sets
+    the worker's unsent updates. After the first gradient of a round has been
+    computed at w, worker i sets
 
         w_i <- w - step_ahead N e_i
 
@@ -74,8 +74,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
 
     The updates of a variable are not compressed if the variable has fewer than
     `min_compress_size` elements, is a scalar, is not float32, or has sparse
-    gradients (embeddings). For half-precision variables, the inner
-    optimizer updates float32 master weights.
+    gradients (embeddings). For half-precision variables, the inner optimizer
+    updates float32 master weights.
 
     With `sync_every` > 1, workers have different weights within a round. In a
     custom training loop, call `synchronize` before you evaluate or save the
@@ -359,7 +359,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._compressor.rows.indices
 
     def expect_sparse_gradients(self, indices: Sequence[int]) -> None:
-        """Treat these variables' gradients as sparse until a step is traced."""
+        """Treat each variable's gradients as sparse.
+
+        This ends for a variable when a step that updates it is traced.
+        """
         self._compressor.rows.expect(indices)
 
     def finish_exchange(self) -> None:

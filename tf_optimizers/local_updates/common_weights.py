@@ -26,7 +26,7 @@ _FEWEST_ROUNDS = 100
 def watch_models() -> None:
     """Make Keras add the callbacks below to models that `SparseLoCo` trains.
 
-    Also make Keras check the weights of these models before it saves them.
+    Also make `Model.save`, `save_weights` and `export` check the weights first.
     """
     check_names(LOCAL_STEPS)
     insert_callback(EnoughRounds, lambda model: bool(sparse_locos_of(model)))
@@ -76,7 +76,7 @@ class EnoughRounds(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Make the first epoch check the run."""
+        """Make the next epoch check the run."""
         self._is_checked = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

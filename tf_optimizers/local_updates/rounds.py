@@ -119,16 +119,16 @@ class Rounds:
         stepped: Sequence[tf.Variable],
         unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
-        """If all replicas have equal weights, copy the weights, and step ahead.
+        """Begin a round if all replicas have equal weights; record the step.
 
-        In every step, also record which variables the step changes.
-
-        Only variables in `stepped` step ahead, because each of these is
-        exchanged when the round ends.
+        At the beginning of a round, copy the weights, and apply `step_ahead`.
+        It is applied only to variables in `stepped`, because each of these is
+        exchanged when the round ends. In every step, record which variables
+        the step changes.
 
         Args:
             weights: This replica's weights of all variables.
-            stepped: The variables that the next step updates.
+            stepped: The variables that this step updates.
             unsent_updates: Returns this worker's unsent updates of the variable
                 at an index, or None if the variable is sent whole.
         """
@@ -210,7 +210,7 @@ class Rounds:
         """End the round; return this replica's pseudo-gradients.
 
         A pseudo-gradient is the change of a weight in the round. Afterwards,
-        this replica's weights and base weights are the common weights.
+        this replica's weights and base weights equal the common weights.
         """
         starts, bases = self.kept(choice)
         pseudo_gradients = self.moved(weights, choice)
@@ -225,7 +225,7 @@ class Rounds:
     def moved(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return how far this replica's weights have moved in the round."""
+        """Return base weights minus weights: their change in the round."""
         return differences(self.kept(choice)[1], weights)
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
@@ -244,8 +244,8 @@ class Rounds:
     ) -> None:
         """Begin a round from this replica's own weights.
 
-        These are the common weights minus the replica's updates that `common`
-        does not include yet.
+        They become the common weights minus those updates of this replica that
+        the common weights do not include yet.
 
         Args:
             weights: This replica's weights of chosen variables.

@@ -161,10 +161,10 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 
 
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
-    """Raise if a layer of Keras assigns its trainable weights.
+    """Raise if a layer is a `SpectralNormalization`.
 
-    `SpectralNormalization` would change its weights before the first step of a
-    round, so replicas would start the round from different weights.
+    This layer would change its weights before the first step of a round, so
+    replicas would start the round from different weights.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):
