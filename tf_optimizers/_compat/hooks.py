@@ -163,7 +163,11 @@ def check_swaps(check: Callable[[keras.Model], None]) -> None:
 
 
 def check_saving(check: Callable[[keras.Model], None]) -> None:
-    """Permanently make Keras call `check(model)` before it saves a model."""
+    """Permanently make Keras call `check(model)` before it saves a model.
+
+    The methods `save`, `save_weights` and `export` of models call it. Keras's
+    function `save_model` does not.
+    """
 
     def save(
         original: Callable, self: keras.Model, *args: Any, **kwargs: Any
@@ -179,15 +183,15 @@ def check_saving(check: Callable[[keras.Model], None]) -> None:
 def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     """Permanently make `jit_compile="auto"` mean `False` for some models.
 
-    Keras resolves "auto" in `compile`, but checks only whether the layers
-    support XLA. This function adds a check of the optimizer. A custom `compile`
-    may set the optimizer after `super().compile()`, so the check is repeated
-    when Keras reads `jit_compile` to create a step's function. An explicit
-    `jit_compile` is not changed.
+    Keras resolves "auto" in `compile`, but does not check the optimizer. This
+    function adds this check. A custom `compile` may set the optimizer after
+    `super().compile()`, so the check is repeated when Keras reads `jit_compile`
+    to create a step's function. An explicit `jit_compile` is not changed.
 
     Args:
         cannot_use_xla: Called with a model; returns whether the model's
-            optimizer fails under XLA. Not called on machines with only CPUs.
+            optimizer fails under XLA. Not called if Keras itself turns XLA off,
+            as on machines with only CPUs.
     """
 
     def resolve(original: Callable, self: Any) -> bool:
