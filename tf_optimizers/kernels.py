@@ -1,4 +1,4 @@
-"""Compiles functions once per shape, and computes norms, sums and moments.
+"""Compiles functions of tensors, and computes norms, sums and moments.
 
 Norms of float32 tensors do not overflow, underflow or lose digits, because
 elements are squared and summed in float64. In float32, the square of 1e-25 is

@@ -13,7 +13,7 @@ from tf_optimizers.codes.entries import Entries, join, split
 
 
 class ReplicaGroup:
-    """The replicas of a TensorFlow strategy, all in one process.
+    """The replicas of one of TensorFlow's own strategies.
 
     `tfo.SparseMultiWorkerMirroredStrategy` uses a subclass, the value of
     `strategy.extended.replica_group`. All replicas must make the same calls in

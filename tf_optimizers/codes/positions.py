@@ -95,7 +95,7 @@ def set_bits(where: tf.Tensor, size: int) -> tf.Tensor:
 def where_set(bits: tf.Tensor, count: int) -> tf.Tensor:
     """Return the positions of the `count` True bits of each row.
 
-    The result is int32 if it can count the bits of all rows, else int64.
+    The dtype is int32 if it can count the bits of all rows, else int64.
     """
     rows, size = bits.shape
     flat = tf.where(tf.reshape(bits, [-1]))
