@@ -48,7 +48,7 @@ class CommonWeights(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Raise if a layer would make replicas' weights differ permanently."""
+        """Raise if replicas would start rounds from different weights."""
         check_layers(layers_of(self.model))
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

@@ -126,7 +126,7 @@ def check_excluded(variables: Sequence[Any]) -> None:
 def check_rounds(
     sync_every: int, use_ema: bool, overlap: bool, step_ahead: float
 ) -> None:
-    """Raise if other arguments do not fit the number of local steps."""
+    """Raise unless `use_ema`, `overlap` and `step_ahead` fit `sync_every`."""
     if sync_every > 1 and use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
