@@ -81,7 +81,7 @@ class ReplicaGroup:
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
     def sum(self, values: Any) -> Any:
-        """Sum each tensor of a nest over all replicas; return the sums."""
+        """Sum the tensors and `IndexedSlices` of a nest over all replicas."""
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 

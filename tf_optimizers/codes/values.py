@@ -249,7 +249,7 @@ def _in_range(scales: tf.Tensor) -> tf.Tensor:
 
 
 def _mean(numbers: tf.Tensor) -> tf.Tensor:
-    """Return the mean of each chunk's positive numbers, or 0 without any."""
+    """Return the mean of each chunk's positive numbers; 0 if it has none."""
     count = tf.reduce_sum(tf.sign(numbers), axis=1, keepdims=True)
     total = tf.reduce_sum(numbers, axis=1, keepdims=True)
     return tf.math.divide_no_nan(total, count)

@@ -107,7 +107,7 @@ def _search(values: tf.Tensor, k: int, gpu: bool) -> tf.Tensor:
 
 
 def _sorted(positions: tf.Tensor) -> tf.Tensor:
-    """Return sorted positions, with half the operations of `tf.sort`."""
+    """Sort positions, with half the operations of `tf.sort`."""
     return -tf.math.top_k(-positions, positions.shape[0]).values
 
 

@@ -27,7 +27,7 @@ HOST = "/CPU:0"
 class HostGradient:
     """A dense gradient in host memory.
 
-    Keras divides gradients by the loss scale. If a gradient were a tensor,
+    Keras divides gradients by `loss_scale_factor`. If a gradient were a tensor,
     Keras would divide it on the model's device, and allocate a second gradient
     there.
     """

@@ -44,7 +44,7 @@ class ShardedSteps:
     """Runs the steps of an optimizer whose state is distributed.
 
     Args:
-        optimizer: The inner optimizer, built in the scope of `slots`.
+        optimizer: The inner optimizer, built in the context `slots.of`.
         variables: The model's variables.
         pieces: All variables, or ranges of their rows, with their owners.
         slots: The optimizer's state.
