@@ -184,7 +184,7 @@ def check_learning_rate(value: Any) -> Any:
     if isinstance(value, (tf.Variable, keras.Variable)):
         raise TypeError(
             "`learning_rate` must be a number, a `LearningRateSchedule` or a "
-            f"callable. Received a variable: learning_rate={value!r}. Pass "
+            f"callable. Received: learning_rate={value!r}, a variable. Pass "
             "`lambda: variable` to read the variable in every step, or "
             "`float(variable)` to read it once."
         )
