@@ -27,8 +27,7 @@ def compiled(
     warn about a `tf.function` that is traced for many shapes.
 
     Instead of variables, pass their handles, which `function` passes to `read`
-    and `assign`. A `tf.function` that was called with a variable itself fails
-    for all other variables once that variable is deleted.
+    and `assign`.
 
     Args:
         function: Called as `function(*constants, *tensors)`.

@@ -114,7 +114,8 @@ class Exclusions:
         Raises:
             TypeError: If `names` is not a sequence of strings.
             ValueError: If `names` has an invalid regular expression.
-            RuntimeError: If the optimizer was built with other exclusions.
+            RuntimeError: If the optimizer is built, unless this call repeats
+                the last call before the build.
         """
         found = Exclusions(
             self.patterns,

@@ -154,7 +154,8 @@ class Optimizer(keras.optimizers.Optimizer):
         Raises:
             TypeError: If `var_names` is not a sequence of strings.
             ValueError: If `var_names` has an invalid regular expression.
-            RuntimeError: If the optimizer was built with other exclusions.
+            RuntimeError: If the optimizer is built, unless this call repeats
+                the last call before the build.
         """
         self._exclusions = self._exclusions.with_call(
             self, var_list or (), var_names
