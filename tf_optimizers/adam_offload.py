@@ -112,8 +112,8 @@ class AdamOffload(HostOptimizer):
         exclude_from_weight_decay: None or a sequence of regular expressions,
             which match anywhere in `variable.path`, with and without the
             model's name.
-            "beta" also matches "alphabeta". `tfo.BIAS_AND_NORM` matches only
-            names that end in "bias", and "beta", "gamma" and "scale".
+            "beta" also matches "alphabeta". `tfo.BIAS_AND_NORM` matches names
+            that end in "bias", and the names "beta", "gamma" and "scale".
             Defaults to `("beta", "gamma")`.
         **kwargs: `clipnorm`, `use_ema`, `loss_scale_factor`, ...; see
             `keras.optimizers.Optimizer`.
