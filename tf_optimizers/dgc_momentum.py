@@ -121,18 +121,18 @@ class DGCMomentum(CompressedOptimizer):
     Traffic: for each selected entry, a replica sends a value of `value_dtype`
     and a position to every other replica. A position takes 12 bits at a
     sparsity of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or
-    less. Under TensorFlow's own strategies, a position takes 4 bytes. If the
-    entries would take more than 2 / N of the bytes of a dense tensor, as they
-    may at the start of the warm-up, they are sent as a dense tensor, with the
-    same result up to rounding.
+    less. Under TensorFlow's own strategies, a position takes 4 bytes. Entries
+    that would take more than 2 / N of the bytes of a dense tensor are sent as a
+    dense tensor, with the same result up to rounding. This may happen at the
+    start of the warm-up.
     See `communication_summary`.
     Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, each replica
-    can sum one shard, an equal part of every variable, and send the shard's
-    largest sums to all replicas, about k sums from all shards together. An
-    entry whose sum is not sent stays in v_i. Shards are used if they more than
-    halve the traffic, counting 32 KiB for each message. At a sparsity of
-    99.9 %, this is the case with 5 or more replicas for 100 million parameters,
-    and with 41 or more for 20 million.
+    can sum one shard, an equal part of every variable. The replica then sends
+    the shard's largest sums to all replicas, about k sums from all shards
+    together. An entry whose sum is not sent stays in v_i. Shards are used if
+    they more than halve the traffic, counting 32 KiB for each message. With
+    float32 values at a sparsity of 99.9 %, this is the case from 5 replicas on
+    for 100 million parameters, and from 41 replicas on for 20 million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     With `gradient_accumulation_steps` or `loss_scale_factor`, they are made
     dense first, so their variables may be compressed.
@@ -175,16 +175,17 @@ class DGCMomentum(CompressedOptimizer):
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
             format of sent values; the rounding error stays in v_i. "int4" takes
-            4 bits per value, for a sign and one of eight equally spaced
-            magnitudes from 0 to the largest of 64 values, and 2 bytes per 64
-            values. "int2" takes 2 bits per value, for a sign and one of two
-            magnitudes, and 4 bytes per 64 values. The two magnitudes are the
-            means of the magnitudes below and above the mean of all 64. In
-            float16, values above 65504 take several steps to send, and values
-            below 3e-8 are not sent until they grow. With `rate_in_momentum`,
-            these bounds apply to values divided by the largest power of two up
-            to the learning rate. TensorFlow's own strategies send float16 as
-            float16, and all other formats as float32. Defaults to `"float32"`.
+            4 bits per value, and a 2-byte scale per 64 values. A value has a
+            sign and one of eight equally spaced magnitudes, from 0 to the
+            largest of the 64. "int2" takes 2 bits per value, and two 2-byte
+            scales per 64 values. A value has a sign and one of two magnitudes:
+            the mean of the magnitudes below the mean magnitude of the 64, and
+            the mean of the others. In float16, values above 65504 take several
+            steps to send, and values below 3e-8 are not sent until they grow.
+            With `rate_in_momentum`, these bounds apply to values divided by the
+            largest power of two up to the learning rate. TensorFlow's own
+            strategies send float16 as float16, and all other formats as
+            float32. Defaults to `"float32"`.
         rate_in_momentum: bool. Whether gradients are multiplied by the learning
             rate when they are added to u_i. If not, entries are multiplied by
             the rate when they are sent. Saved state can be loaded only with the

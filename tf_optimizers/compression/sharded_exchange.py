@@ -10,9 +10,9 @@
 
 A shard is the part of all variables that one replica sums. A replica sends its
 largest entries of each shard, up to the shard's capacity. With more replicas,
-the capacity is smaller, so the bytes hardly grow. An entry is removed from the
-residual and from a masked momentum if it fits into its shard, if it is not
-rounded to 0, and if its sum is among the largest. All other entries stay.
+the capacity is smaller, so the bytes hardly grow. An entry counts as sent if it
+fits into its shard, is not rounded to 0, and has one of the largest sums. Sent
+entries are removed from the residual and from a masked momentum.
 """
 
 import itertools

@@ -204,9 +204,9 @@ def recommended_updates(
 def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
-    Each exchange sends the same fraction of the entries, so that the run sends
-    about `TIMES_FEWER_BYTES` times fewer bytes than with dense float32
-    gradients in every step. In a short run, the fraction is larger, so that
+    Each exchange sends the same fraction of the entries. With this fraction,
+    the run sends about `TIMES_FEWER_BYTES` times fewer bytes than with dense
+    float32 gradients in every step. In a short run, the fraction is larger:
     each entry is sent at least `SENT_AT_LEAST` times on average. In both cases,
     the fraction is at most `LARGEST_SHARE`.
     """

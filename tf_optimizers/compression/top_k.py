@@ -166,8 +166,8 @@ def _threshold(values: tf.Tensor, k: int, seed: tf.Tensor) -> tf.Tensor:
 def _stride(size: int, k: int) -> int:
     """Return the distance between samples.
 
-    The distance has no factor in common with `size`, so that all rows and
-    columns of a matrix are sampled evenly, even if some of them are 0.
+    The distance has no factor in common with `size`. So all rows and columns of
+    a matrix are sampled evenly, even if some of them are 0.
     """
     stride = min(k // _LARGEST_IN_SAMPLE, _STRIDE)
     while math.gcd(stride, size) > 1:
