@@ -217,10 +217,10 @@ def sum_rows(
 ) -> tf.Tensor:
     """Return the sum of each row's values, [count, ...].
 
-    If all replicas call this function with the same arguments, they get the
-    same sums, bit for bit, because the order of the additions depends only on
-    `rows`. On a GPU, scatters, `tf.math.segment_sum` and `unsorted_segment_sum`
-    add the values of a row in any order, so replicas would diverge.
+    From the same arguments, all replicas get the same sums, bit for bit,
+    because the order of the additions depends only on `rows`. On a GPU,
+    scatters, `tf.math.segment_sum` and `unsorted_segment_sum` add the values of
+    a row in any order, so replicas would diverge.
 
     Args:
         values: [n, ...].

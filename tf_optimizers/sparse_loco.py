@@ -103,8 +103,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     schedule, weight decay and clipping apply to each worker separately.
     Constraints are applied to the model's weights after every exchange and,
     with `sync_every` > 1, after every local step. The mean of N noisy steps of
-    `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than a single step,
-    so start with sqrt(N) times the usual learning rate. `SparseLoCo` runs under
+    `tfo.Lamb` or `tfo.LANS` is up to sqrt(N) times shorter than a single step.
+    So start with sqrt(N) times the usual learning rate. `SparseLoCo` runs under
     the same strategies as `DGCMomentum`.
 
     State: e_i, 4 bytes per compressed parameter, and the inner optimizer's

@@ -194,8 +194,8 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
-    The list is empty if the model has an optimizer that is not such a
-    `SparseLoCo` and wraps none, because it may exchange values in every step.
+    The list is empty if the model has another optimizer that does not wrap such
+    a `SparseLoCo`, because that optimizer may exchange values in every step.
     """
     found: list[Any] = []
     for optimizer in optimizers_of(model).values():

@@ -189,9 +189,9 @@ class Optimizer(keras.optimizers.Optimizer):
                 optimizer was built with.
 
         Raises:
-            ValueError: If there is no gradient, if the numbers of gradients and
-                variables differ, if the shapes of a gradient and its variable
-                differ, or if the optimizer was built, but not with all of
+            ValueError: If there is no gradient; if the numbers of gradients and
+                variables differ; if the shapes of a gradient and its variable
+                differ; if the optimizer was built without some of
                 `trainable_variables`. In these cases, no variable has changed.
             TypeError: If a gradient does not have a floating-point dtype, or if
                 the dtype of a variable is not supported.
