@@ -246,7 +246,7 @@ def last_trust_ratio(
 
     Args:
         optimizer: A built optimizer.
-        variable: A variable that the optimizer was built with.
+        variable: A variable that the step has updated.
         weight: The variable's value before that step, in its state's dtype.
 
     Returns:
