@@ -70,8 +70,8 @@ class AdamOffload(HostOptimizer):
 
         w <- w - a (beta_1 m + (1 - beta_1) g) / (sqrt(v) + epsilon)
 
-    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
-    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
+    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
     get float32 master weights, 4 bytes more. All state, including averages and
     accumulators, is on `/CPU:0` of the worker process, in one copy for all of
     its replicas. Only the weights, `iterations` and the learning rate are on

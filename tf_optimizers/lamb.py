@@ -31,8 +31,8 @@ class Lamb(LayerwiseOptimizer):
     phi(|w|) / |u| is 1 if phi(|w|) or |u| is 0, and for variables that are
     excluded from layer adaptation.
 
-    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
-    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
+    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
     get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with

@@ -49,8 +49,8 @@ class LANS(LayerwiseOptimizer):
     The scale of a gradient cancels out, so `clipnorm` and `loss_scale_factor`
     matter only for overflow and underflow.
 
-    State: m and v, with the shape of w, in float32, 8 bytes per parameter, or
-    in float64 if w is float64, 16 bytes. Float16 and bfloat16 variables also
+    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
+    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
     get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with

@@ -359,9 +359,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         return self._compressor.rows.indices
 
     def expect_sparse_gradients(self, indices: Sequence[int]) -> None:
-        """Treat each variable's gradients as sparse.
+        """Treat the gradients of these variables as sparse.
 
-        This ends for a variable when a step that updates it is traced.
+        For each variable, this ends when a step that updates it is traced.
         """
         self._compressor.rows.expect(indices)
 

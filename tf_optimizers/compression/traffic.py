@@ -98,9 +98,9 @@ class SentRows:
         return tuple(sorted(self._expected.union(self._bytes)))
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Treat each variable's gradients as sparse.
+        """Treat the gradients of these variables as sparse.
 
-        This ends for a variable when a step that updates it is traced.
+        For each variable, this ends when a step that updates it is traced.
         """
         self._expected.update(indices)
         self._is_known = True
