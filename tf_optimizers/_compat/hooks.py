@@ -32,10 +32,10 @@ def build_from_specs(
 ) -> None:
     """Permanently make Keras build models from shapes and dtypes of data.
 
-    At the start of `fit` and `evaluate`, Keras itself draws a batch, and takes
-    its mean over replicas, from which it builds a model that is not built yet.
-    So a generator would lose this batch, and data that cannot be averaged would
-    cause an error.
+    Keras itself draws a batch at the start of each `fit` and `evaluate`, and
+    averages the batch over replicas. If the model is not built yet, Keras
+    builds it from the mean. So a generator would lose this batch, and data that
+    cannot be averaged would cause an error.
 
     If a model has no `call`, or if `call` does not accept the data of a custom
     step, the first step builds the model, as without a strategy.
