@@ -172,8 +172,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         ValueError: If an argument is outside its range, or not supported; if a
             compressed variable has two gradients in a step or, with
             `sync_every=1` and a cool-down, has none.
-        RuntimeError: If XLA compiles a step, or if a model is saved while its
-            weights differ between workers.
+        RuntimeError: If XLA compiles a step with compressed variables, or if a
+            model is saved while its weights differ between workers.
 
     Example:
         >>> import keras
