@@ -214,9 +214,9 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            ", which must have the same variables as the config",
-            f"{expected} among {saved[_ALL]}, for a model with the variables "
-            f"{_labels(variables)}",
+            " with all other variables of the config",
+            f"{expected}, a config with the variables {saved[_ALL]}, and a "
+            f"model with the variables {_labels(variables)}",
             _NEW,
         )
 

@@ -222,8 +222,9 @@ class SparseMultiWorkerMirroredStrategy(
         Every worker must call this method.
 
         Raises:
-            RuntimeError: If only some workers call this method, or if their
-                datasets differ in cardinality.
+            RuntimeError: In eager mode, if only some workers call this method,
+                or if their datasets do not give each worker the same number of
+                batches per replica.
         """
         return distribute_from_function(self, dataset_fn, options)
 

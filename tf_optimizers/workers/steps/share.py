@@ -231,7 +231,8 @@ class Loop:
         found = own[place], total[place]
         if len(self._rows) == 1:
             return found
-        # Without rows, a replica's share is 0 in every batch.
+        # If a batch has no rows on this replica, the replica's share of the
+        # batch is 0, whatever the total is.
         others = (own != rows) | (own == 0)
         return after(_check_totals(found, total, others), found)
 
