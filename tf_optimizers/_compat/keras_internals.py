@@ -221,8 +221,8 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
     """Return whether gradients overwrite a variable (a float8 scale)."""
-    # Keras creates no slots for such variables, and does not call `update_step`
-    # for them.
+    # For such variables, Keras creates no slots but gradient accumulators, and
+    # does not call `update_step`.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 

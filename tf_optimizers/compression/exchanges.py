@@ -1,11 +1,12 @@
-"""Sums entries by gathering them, and chooses between two exchanges.
+"""Sums entries by gathering them, or chooses an exchange by shards.
 
-The entries of a replica take S bytes, or D bytes as a dense tensor. In a ring
-of N replicas, an all-gather of entries costs each replica (N - 1) S bytes,
-because each replica forwards the entries of the others. An all-reduce of dense
-tensors costs each replica 2 D (N - 1) / N bytes, even if most elements are 0.
-Entries are therefore sent as a dense tensor if N S > 2 D. All replicas know the
-same N, S and D, so they make the same choice.
+`GatheredExchange` sends each variable as entries or as a dense tensor. The
+entries of a replica take S bytes, or D bytes as a dense tensor. In a ring of N
+replicas, an all-gather of entries costs each replica (N - 1) S bytes, because
+each replica forwards the entries of the others. An all-reduce of dense tensors
+costs each replica 2 D (N - 1) / N bytes, even if most elements are 0. Entries
+are therefore sent as a dense tensor if N S > 2 D. All replicas know the same N,
+S and D, so they make the same choice.
 """
 
 from collections.abc import Sequence

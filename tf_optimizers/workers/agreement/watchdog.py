@@ -99,7 +99,8 @@ class Watchdog:
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
         """Publish a position; return the next worker's position.
 
-        Return None if the next worker has published none with the same number.
+        Return None if the next worker has not published a position with the
+        same count.
         """
         written = self._written.get(i)
         if written != now:

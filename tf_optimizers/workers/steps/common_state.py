@@ -132,8 +132,8 @@ class CommonState:
         # Whether this worker has set variables since the last call to
         # `take_set`.
         self._has_set = False
-        # The calls of `adopt_set` in which any worker had set variables: their
-        # number, and whether all workers had set variables in the last one.
+        # How often `adopt_set` has found that any worker had set variables, and
+        # whether all workers had set variables the last time.
         self._times_set, self._is_set_by_all = 0, True
         # For each model: `_times_set` when workers last compared its weights.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
