@@ -3,22 +3,24 @@
 import gc
 
 import keras
+import pytest
 import tensorflow as tf
 
 from tf_optimizers.workers.steps import round_logs
 from tf_optimizers.wrapped import LocalRound
 
 
-def traced(ours, model):
+def traced(ours, model, dtype="float32", overlaps=False):
     @tf.function
     def step(value, ends):
         each = tf.distribute.Strategy.run(ours, lambda: tf.identity(value))
-        current = LocalRound(ends, batches=3)
+        current = LocalRound(ends, 3, overlaps)
         reduction = round_logs.Reduction(ours, model, current)
         return reduction.by("SUM")(each)
 
     def logs(value, ends=False):
-        return float(step(tf.constant([value]), tf.constant(ends))[0])
+        value = tf.constant([value], dtype)
+        return float(step(value, tf.constant(ends))[0])
 
     logs(0.0)
     return logs
@@ -39,3 +41,11 @@ def test_reduced_logs_live_as_long_as_the_function_that_reduces_them(ours):
     new_epoch.set_model(model)
     new_epoch.on_epoch_begin(1)
     assert logs(3.0) == 6.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_logs_of_any_dtype_arrive_in_the_next_round(ours, dtype):
+    """TensorFlow does not send bfloat16."""
+    logs = traced(ours, keras.Sequential(), dtype, overlaps=True)
+    assert [logs(1.5, ends=True), logs(2.5)] == [0.0, 0.0]
+    assert logs(3.5, ends=True) == 3.0

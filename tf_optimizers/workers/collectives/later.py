@@ -24,6 +24,7 @@ from tf_optimizers._compat.tensorflow_internals import (
     effects_of,
     plain_variable,
 )
+from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 
 # The capacity of a queue. A queue never fills up, since a call has ended before
@@ -190,8 +191,9 @@ class GatherLater:
             )
 
         def gather() -> None:
-            parts = [sent.read_value() for sent in self._sent]
-            self._arrived.assign(extended.gather_copies(later.channel, parts))
+            parts = [to_numbers(sent.read_value()) for sent in self._sent]
+            numbers = extended.gather_copies(later.channel, parts)
+            self._arrived.assign(from_numbers(numbers, dtype))
 
         run = tf.function(gather, autograph=False)
         self._call = later.call(lambda _: run())
