@@ -194,16 +194,23 @@ def local_steppers(model: keras.Model) -> list[Any]:
 def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
-    The list is empty if the model has another optimizer that does not wrap such
-    a `SparseLoCo`, because that optimizer may exchange values in every step.
+    The list is empty if the model has another optimizer, even inside of a
+    `MultiOptimizer`, because it may exchange values in every step.
+    """
+    return _all_local(optimizers_of(model).values())
+
+
+def _all_local(optimizers: Iterable[Any]) -> list[Any]:
+    """Return the `SparseLoCo` optimizers that take local steps.
+
+    The list is empty if any of `optimizers` exchanges values in every step.
     """
     found: list[Any] = []
-    for optimizer in optimizers_of(model).values():
-        local = [
-            each
-            for each in wrapped_optimizers(optimizer)
-            if hasattr(each, "synchronize") and each.sync_every > 1
-        ]
+    for optimizer in optimizers:
+        if hasattr(optimizer, "synchronize"):
+            local = [optimizer] if optimizer.sync_every > 1 else []
+        else:
+            local = _all_local(_wrapped_by(optimizer))
         if not local:
             return []
         found += local

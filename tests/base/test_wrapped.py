@@ -1,5 +1,6 @@
 """The optimizers that train a model, and their variables."""
 
+import cases
 import keras
 import pytest
 
@@ -88,3 +89,19 @@ def test_a_model_makes_local_steps_if_no_optimizer_exchanges_in_each():
     # Like a layer of a model that was trained before.
     assert found(keras.optimizers.Adam(), first) == []
     assert found(first, local(1)) == []
+
+
+@cases.needs_groups
+def test_groups_make_local_steps_if_no_group_exchanges_in_each():
+    first = tfo.SparseLoCo(keras.optimizers.SGD(), 2)
+    second = tfo.SparseLoCo(keras.optimizers.SGD(), 3)
+
+    def found(*groups):
+        default, kernels = groups
+        groups = keras.optimizers.OptimizerMap(default, {".*/kernel": kernels})
+        optimizer = keras.optimizers.MultiOptimizer(groups)
+        return only_local_steppers(make_part(optimizer))
+
+    assert found(second, first) == [first, second]
+    assert found(keras.optimizers.Adam(), first) == []
+    assert found(first, keras.optimizers.Adam()) == []
