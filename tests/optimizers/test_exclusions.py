@@ -160,6 +160,34 @@ def test_inner_optimizers_exclude_the_same_when_loaded(
         assert decayed_alone(each) == expected
 
 
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("wrap", [tfo.SparseLoCo, tfo.ShardedState])
+def test_wrapper_adds_exclusions_to_those_of_its_inner_optimizer(wrap, how):
+    inner, model = INNER["keras"](), make_model("sequential")
+    shift(model)
+    _, *others = exclude(inner, model, how)
+    optimizer = wrap(inner)
+    optimizer.exclude_from_weight_decay([model.weights[0]])
+    model.compile(optimizer, "mse")
+    assert decayed_alone(model) == [False, *others]
+
+
+@cases.needs_groups
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("inner", INNER)
+def test_wrapper_adds_exclusions_to_those_of_groups_inside(inner, how):
+    group, model = INNER[inner](), make_model("sequential")
+    shift(model)
+    _, *others = exclude(group, model, how)
+    groups = keras.optimizers.OptimizerMap(group)
+    optimizer = tfo.SparseLoCo(keras.optimizers.MultiOptimizer(groups))
+    optimizer.exclude_from_weight_decay([model.weights[0]])
+    model.compile(optimizer, "mse")
+    assert decayed_alone(model) == [False, *others]
+
+
 @cases.needs_groups
 @pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
 def test_groups_inside_exclude_variables():

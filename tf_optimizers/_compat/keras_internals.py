@@ -13,6 +13,9 @@ from tf_optimizers._compat import Gradient, backend_variable, distinct
 # Keras's name for the list of an optimizer's variables in checkpoints.
 VARIABLES = "_variables"
 
+# Keras's name for the keys of the variables that the user has excluded.
+_EXCLUDED = "_exclude_from_weight_decay"
+
 
 def with_hooks(cls: type) -> type:
     """Override private methods of Keras's `Optimizer` in a subclass.
@@ -153,13 +156,20 @@ def variable_key(optimizer: Any, variable: Any) -> str:
 def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from a Keras optimizer's weight decay.
 
+    Variables that are already excluded stay excluded. Keras's own method would
+    replace them.
+
     The optimizer may already be built. From Keras 3.16 on, Keras's own method
     would then raise an error, because `build` has recorded which variables
     decay.
     """
     recorded = getattr(optimizer, "_weight_decay_by_var_key", None)
     if not optimizer.built or recorded is None:
-        optimizer.exclude_from_weight_decay(variables)
+        kept: set[str] = getattr(optimizer, _EXCLUDED, set())
+        pattern = getattr(optimizer, f"{_EXCLUDED}_pattern", None)
+        names = [pattern.pattern] if pattern else None
+        optimizer.exclude_from_weight_decay(variables, names)
+        getattr(optimizer, _EXCLUDED).update(kept)
         return
     keys = {variable_key(optimizer, variable) for variable in variables}
     recorded.update(dict.fromkeys(keys & recorded.keys(), False))

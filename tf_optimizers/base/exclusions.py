@@ -137,6 +137,13 @@ class Exclusions:
             )
         return found
 
+    def with_variables(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> "Exclusions":
+        """Return these exclusions and the given variables."""
+        added = {variable_key(optimizer, v): _description(v) for v in variables}
+        return dataclasses.replace(self, variables={**self.variables, **added})
+
     def as_patterns(self) -> list[str] | None:
         """Return all patterns, including the patterns made from `var_names`."""
         if self.patterns is None and not self.names:

@@ -134,8 +134,11 @@ def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
 
     Variables that the optimizer does not update are ignored.
     """
-    if not inner.built or not isinstance(inner, Optimizer):
+    if not isinstance(inner, Optimizer):
         exclude_from_weight_decay(inner, variables)
+        return
+    if not inner.built:
+        inner._exclusions = inner._exclusions.with_variables(inner, variables)
         return
     keys = {variable_key(inner, variable) for variable in variables}
     chosen = {
