@@ -193,6 +193,18 @@ def test_deep_copy_trains_on_its_own(case):
     assert_equal(actual, expected)
 
 
+@pytest.mark.parametrize(
+    ("floatx", "expected"),
+    [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")],
+)
+def test_added_variable_has_full_precision(case, floatx, expected, request):
+    """Without a dtype, Keras uses its default dtype."""
+    before = keras.config.floatx()
+    request.addfinalizer(lambda: keras.config.set_floatx(before))
+    keras.config.set_floatx(floatx)
+    assert case.make().add_variable(()).dtype == expected
+
+
 @pytest.mark.parametrize("how", ["patterns", "names", "variables"])
 def test_exclusion_survives_the_config(case, how):
     variables = cases.make_variables()

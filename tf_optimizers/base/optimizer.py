@@ -122,8 +122,11 @@ class Optimizer(keras.optimizers.Optimizer):
         dtype: Any = None,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Add a variable, in float32 if a half-precision dtype is requested."""
-        dtype = None if dtype is None else state_dtype(dtype)
+        """Add a variable, in float32 if the dtype is of half precision.
+
+        The dtype defaults to `keras.config.floatx()`.
+        """
+        dtype = state_dtype(dtype)
         return super().add_variable(
             shape, initializer=initializer, dtype=dtype, **kwargs
         )
