@@ -1,5 +1,6 @@
 """AdamOffload: Adam with its state and arithmetic on the host."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -209,8 +210,7 @@ class AdamOffload(HostOptimizer):
         }
 
     def _rate(self, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        rates = betas(self.beta_1, self.beta_2)
-        return step_size(rates, learning_rate, step)
+        return step_size(betas(self.beta_1, self.beta_2), learning_rate, step)
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any
@@ -242,14 +242,16 @@ class AdamOffload(HostOptimizer):
             step = compiled(_move, gradient, constants)
             return step(gradient, *state, components(variable)[0].handle)
         master = self._masters[index]
+        # If the variable has several gradients in this step, the results of the
+        # previous gradients have not been sent to the device yet.
+        ready = self._placement.unsent.get(id(variable), [])
         if master is not None:
+            value = ready[-1] if ready else value_of(variable)
             others = *state, gradient, master.handle
-            # If the variable has several gradients in this step, the new value
-            # from the previous gradient has not been sent to the device yet.
-            value = self._placement.unsent.get(id(variable), value_of(variable))
             return in_place(_move_master, constants, value, *others)
-        decayed = [value_of(variable)] if self._decay_of(index) else []
-        return in_place(_change, constants, gradient, *state, *decayed)
+        if self._decay_of(index):
+            state += (functools.reduce(tf.subtract, ready, value_of(variable)),)
+        return in_place(_change, constants, gradient, *state)
 
 
 def _move(

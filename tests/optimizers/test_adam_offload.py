@@ -179,19 +179,20 @@ def test_nonfinite_gradient_stays_in_its_element(value, place):
 
 
 @both_places
+@pytest.mark.parametrize("decay", [0.0, 2.0])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-8)]
 )
-def test_variable_may_have_two_gradients(dtype, tolerance, place):
+def test_variable_may_have_several_gradients(dtype, tolerance, decay, place):
     """This happens if two losses share an encoder."""
 
     def train(dtype, place):
         with tf.device(place):
             variable = keras.Variable(np.ones(3), dtype=dtype)
-        optimizer = tfo.AdamOffload(0.1)
-        gradients = [tf.constant([1.0, 2.0, -3.0]), tf.constant([2.0, 1, -1])]
+        optimizer = tfo.AdamOffload(0.1, weight_decay=decay)
+        gradients = [[1.0, 2.0, -3.0], [2.0, 1.0, -1.0], [-0.5, 0.1, -4.0]]
         for _ in range(3):
-            optimizer.apply(gradients, [variable, variable])
+            optimizer.apply(list(map(tf.constant, gradients)), [variable] * 3)
         return tf.cast(variable, "float32").numpy()
 
     expected = train("float32", "CPU:0")

@@ -53,8 +53,8 @@ class OnHost:
 
     def __init__(self) -> None:
         self._results: dict[str, Any] = {}
-        # Changes that are computed but not sent yet, by id of the variable.
-        self.unsent: dict[int, tf.Tensor] = {}
+        # Results that are computed but not sent yet, by id of the variable.
+        self.unsent: dict[int, list[tf.Tensor]] = {}
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Return a context for computations on the state."""

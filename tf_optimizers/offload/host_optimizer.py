@@ -188,9 +188,8 @@ class HostOptimizer(Optimizer):
                 if change is None:
                     continue
                 changes.append(change)
-                unsent[id(variable)] = change
-                if is_large:
-                    large.append(change)
+                unsent.setdefault(id(variable), []).append(change)
+                large += [change] * is_large
             unsent.clear()  # The tensors would keep the graph alive.
         return changes
 
