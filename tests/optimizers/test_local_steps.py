@@ -748,6 +748,18 @@ def test_short_run_of_single_steps_is_warned_of(batch_size):
     assert all(e in f for e, f in zip(expected, found, strict=True))
 
 
+def test_each_of_several_optimizers_is_checked_for_a_short_run():
+    """The first one makes 104 rounds, and the others make 52 and 26."""
+    model = make_model(NONE, sync_every=1)
+    model.others = [
+        tfo.SparseLoCo(keras.optimizers.SGD(), every) for every in (2, 4)
+    ]
+    with short_runs() as found:
+        model.fit(X, Y, batch_size=6, epochs=13, verbose=0)
+    assert len(found) == 1
+    assert "Received: 26, with sync_every=4" in found[0]
+
+
 def test_short_run_is_counted_over_its_calls_of_fit():
     """Each call has four updates in two epochs."""
     model = make_model(NONE, sync_every=1, gradient_accumulation_steps=16)

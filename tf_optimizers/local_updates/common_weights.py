@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -85,23 +86,36 @@ class EnoughRounds(keras.callbacks.Callback):
         if self._is_checked or batches is None:
             return
         self._is_checked = True
-        optimizer = sparse_locos_of(self.model)[0]
-        before = int(tf.convert_to_tensor(optimizer.iterations))
         epochs = self.params["epochs"] - epoch
-        each = optimizer.gradient_accumulation_steps or 1
-        per_epoch = math.ceil(batches / (each * optimizer.sync_every))
-        coming = min(epochs * batches // each, epochs * per_epoch)
-        rounds = math.ceil(before / optimizer.sync_every) + coming
+        rounds, sync_every = min(
+            (_rounds_of(optimizer, epochs, batches), optimizer.sync_every)
+            for optimizer in sparse_locos_of(self.model)
+        )
         worker = replicas_of(self.model.distribute_strategy).worker
         if rounds < _FEWEST_ROUNDS and worker == 0:
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with "
-                f"sync_every={optimizer.sync_every}. To send most updates "
+                f"sync_every={sync_every}. To send most updates "
                 "before the run ends, lower `sync_every` or `sparsity`, or "
                 "train longer.",
                 stacklevel=2,
             )
+
+
+def _rounds_of(optimizer: Any, epochs: int, batches: int) -> int:
+    """Return an optimizer's rounds so far and in the coming epochs.
+
+    Args:
+        optimizer: A `SparseLoCo`.
+        epochs: The number of coming epochs.
+        batches: The number of batches per epoch.
+    """
+    before = int(tf.convert_to_tensor(optimizer.iterations))
+    each = optimizer.gradient_accumulation_steps or 1
+    per_epoch = math.ceil(batches / (each * optimizer.sync_every))
+    coming = min(epochs * batches // each, epochs * per_epoch)
+    return math.ceil(before / optimizer.sync_every) + coming
 
 
 def _statistics(model: keras.Model) -> list[keras.Variable]:
