@@ -195,7 +195,8 @@ def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
     The list is empty if the model has another optimizer, even inside of a
-    `MultiOptimizer`, because it may exchange values in every step.
+    `MultiOptimizer`, because it may exchange values in every step. In a
+    `LossScaleOptimizer`, replicas exchange whether gradients overflow.
     """
     return _all_local(optimizers_of(model).values())
 
@@ -209,6 +210,8 @@ def _all_local(optimizers: Iterable[Any]) -> list[Any]:
     for optimizer in optimizers:
         if hasattr(optimizer, "synchronize"):
             local = [optimizer] if optimizer.sync_every > 1 else []
+        elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            local = []
         else:
             local = _all_local(_wrapped_by(optimizer))
         if not local:

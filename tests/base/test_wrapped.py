@@ -83,8 +83,10 @@ def test_a_model_makes_local_steps_if_no_optimizer_exchanges_in_each():
 
     first, second = local(2), local(3)
     assert found(first) == [first]
-    scaled = keras.optimizers.LossScaleOptimizer(first)
-    assert found(scaled, second) == [first, second]
+    assert found(first, second) == [first, second]
+    # In every step, replicas exchange whether gradients overflow.
+    scaled = keras.optimizers.LossScaleOptimizer(local(2))
+    assert found(scaled, second) == []
     assert found(local(1)) == []
     # Like a layer of a model that was trained before.
     assert found(keras.optimizers.Adam(), first) == []
