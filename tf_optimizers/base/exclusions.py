@@ -221,7 +221,7 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            " with all other variables of the config",
+            ", and the model must have the config's variables in their order",
             f"{expected}, a config with the variables {saved[_ALL]}, and a "
             f"model with the variables {_labels(variables)}",
             _NEW,

@@ -172,7 +172,7 @@ def _place_in_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
         raise ValueError(
             f"`{name}` must be JSON with a cluster and a task. Received: "
             f"{name}={text!r} ({error!r}). If you have set this variable, "
-            "unset it, or follow the example in docs/launch.md."
+            "unset it, or set `TF_CONFIG` as in docs/launch.md instead."
         ) from error
     is_known = {*cluster, job} <= {*jobs}
     if not is_known or not all(isinstance(host, str) for host in hosts):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import strategy_of
+from tf_optimizers._compat.keras_internals import path_of, strategy_of
 from tf_optimizers.base.components import backend_variable
 from tf_optimizers.base.inner import check_new, check_wrapped
 from tf_optimizers.base.precision import is_half
@@ -104,7 +104,8 @@ def check_strategy(
             raise ValueError(
                 f"`{name}` inside `SparseLoCo` must run with one replica per "
                 f"process. Received: a process with {count} replicas. Run one "
-                "process per device, as `python -m tf_optimizers.launch` does."
+                "process per device: pass the number of devices as `--workers` "
+                "to `python -m tf_optimizers.launch`."
             )
 
 
@@ -119,7 +120,8 @@ def check_excluded(variables: Sequence[Any]) -> None:
             raise ValueError(
                 "`var_list` must not contain float16 or bfloat16 variables, "
                 "since weight decay applies to their float32 copies. Received: "
-                f"{variable.name}. Pass its name in `var_names`."
+                f"{path_of(variable)}. Pass a pattern for its name in "
+                "`var_names`, which excludes all variables with such names."
             )
 
 

@@ -138,12 +138,13 @@ class Archive:
                 }
             damage += errors
         if damage:
+            keep = " To keep two backups, pass `double_checkpoint=True`."
             raise RuntimeError(
                 "A backup must be intact to be restored. Received: "
                 f"{'; '.join(damage)}. In {str(self._folder.path)!r}, replace "
                 "the files of these backups with intact copies, or delete the "
-                "files to start from the beginning. To keep two backups in the "
-                "future, pass `double_checkpoint=True`."
+                "files to start from the beginning."
+                f"{keep if self._backups == 1 else ''}"
             )
         return None
 

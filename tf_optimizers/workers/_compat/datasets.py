@@ -78,7 +78,8 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     TensorFlow (2.21) waits for the tuning thread when an iterator is deleted.
     The thread sleeps for as long as the iterator has existed, at most a minute,
     and often misses the signal to stop. So an epoch could take twice as long.
-    Without tuning, `tf.data.AUTOTUNE` means one thread per core.
+    Without tuning, `tf.data.AUTOTUNE` means one parallel call per core, at most
+    16.
     """
     options = tf.data.Options()
     if dataset.options().autotune.enabled is None:

@@ -12,8 +12,9 @@ already be equal on all replicas, except in a round of local steps
 (`SparseLoCo`).
 
 A callback may set variables to values that differ between workers. For example,
-it may copy moving statistics to a second model. So after a worker has set
-variables outside of steps, workers also compare the model's other weights.
+it may copy moving statistics to a second model. So after any worker has set
+variables outside of steps, workers also compare weights that steps do not
+assign.
 """
 
 import functools
