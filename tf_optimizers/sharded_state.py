@@ -11,6 +11,7 @@ from tf_optimizers._compat.hooks import agree_on_overflow
 from tf_optimizers._compat.keras_internals import (
     is_overwritten,
     micro_steps,
+    path_of,
     raw_iterations,
     strategy_of,
     variable_index,
@@ -342,6 +343,6 @@ def _check_distributed(
             raise ValueError(
                 "`ShardedState` cannot update variables that gradients "
                 "overwrite, such as float8 scales. Received: "
-                f"{variable.name}. "
+                f"{path_of(variable)}. "
                 f"Use `{type(inner).__name__}` without `ShardedState`."
             )

@@ -94,11 +94,12 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
         is_partial = unbuilt and len(model.variables) > count
         if is_partial and not model.run_eagerly:
             raise RuntimeError(
-                "A model must be built before `fit`, or its `call` must accept "
-                f"the data. Received: {model.name}, whose `call` has built "
-                f"some layers, but not {', '.join(unbuilt)}. Correct `call`, "
-                "or call the model on a batch in the strategy's scope. The "
-                f"error in `call` was {type(error).__name__}: {error}"
+                "A model must be built before its first step, or its `call` "
+                f"must accept the data. Received: {model.name}, whose `call` "
+                f"has built some layers, but not {', '.join(unbuilt)}. Correct "
+                "`call`, or call the model on a batch in the strategy's "
+                "scope. The error in `call` was "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 

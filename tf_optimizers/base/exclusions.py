@@ -132,8 +132,8 @@ class Exclusions:
             )
             raise RuntimeError(
                 f"`{argument}()` must be called before the optimizer is built. "
-                "Received: a call after `build`. Call the method before the "
-                f"first `fit`{instead if has_argument else ''}."
+                "Received: a call after `build`. Call the method on a new "
+                f"optimizer{instead if has_argument else ''}."
             )
         return found
 

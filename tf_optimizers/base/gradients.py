@@ -102,7 +102,7 @@ def check_gradients(
         raise ValueError(
             "`apply` needs one gradient per variable. Received: "
             f"{len(gradients)} gradients and {len(variables)} variables. "
-            "Pass None for a variable without a gradient."
+            "Pass a list with a gradient, or None, for each variable."
         )
     for gradient, variable in zip(gradients, variables, strict=True):
         if gradient is not None:

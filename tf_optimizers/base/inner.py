@@ -192,8 +192,8 @@ def check_wrapped(
         )
     if isinstance(inner, refused):
         raise ValueError(
-            "`inner_optimizer` must leave the exchange of gradients to "
-            f"`{outer}`. Received: `{name}`, which exchanges gradients itself. "
+            "`inner_optimizer` must leave the exchange between replicas to "
+            f"`{outer}`. Received: `{name}`, which exchanges values itself. "
             f"Pass `{instead}`, or use `{name}` alone."
         )
 

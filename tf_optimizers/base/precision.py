@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import is_overwritten
+from tf_optimizers._compat.keras_internals import is_overwritten, path_of
 from tf_optimizers.base.components import (
     local_component,
     own_component,
@@ -36,7 +36,7 @@ def check_floating(optimizer: Any, variables: Sequence[Any]) -> None:
         if not is_valid:
             raise TypeError(
                 "A trainable variable must be of dtype float16, bfloat16, "
-                f"float32 or float64. Received: {variable.name} of dtype "
+                f"float32 or float64. Received: {path_of(variable)} of dtype "
                 f"{dtype}. Create the variable with one of these dtypes, or "
                 "with `trainable=False`."
             )

@@ -152,7 +152,7 @@ class SparsitySchedule:
             raise ValueError(
                 "`rampdown_begin_step` must be >= rampup_begin_step + "
                 f"rampup_step = {end}. Received: rampdown_begin_step={begin}. "
-                "Raise `rampdown_begin_step`, or lower `rampup_step`."
+                "Raise `rampdown_begin_step`, or lower the sum."
             )
 
 

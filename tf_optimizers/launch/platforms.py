@@ -124,13 +124,13 @@ def _detect(environment: Mapping[str, str]) -> str:
     if found:
         raise ValueError(
             "`--cluster auto` must find a single platform. Received: "
-            f"environment variables of {' and '.join(found)}. Pass `--cluster "
-            f"{found[0]}` or `--cluster {found[1]}`."
+            f"environment variables of {' and '.join(found)}. Pass `--cluster` "
+            f"with one of these names, such as `--cluster {found[0]}`."
         )
     raise ValueError(
         "`--cluster auto` needs the environment variables of a platform. "
         f"Received: none of {variables}. Start this command through the "
-        "scheduler (for example, with `srun`), or set TF_CONFIG."
+        "scheduler (for example, with `srun`), or set `TF_CONFIG`."
     )
 
 
@@ -171,8 +171,8 @@ def _place_in_jobs(text: str, name: str, jobs: Sequence[str]) -> Place:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"`{name}` must be JSON with a cluster and a task. Received: "
-            f"{name}={text!r} ({error!r}). If you have set this variable, "
-            "unset it, or set `TF_CONFIG` as in docs/launch.md instead."
+            f"{name}={text!r} ({error!r}). Unset the variable, or set a "
+            "`TF_CONFIG` such as that in docs/launch.md."
         ) from error
     is_known = {*cluster, job} <= {*jobs}
     if not is_known or not all(isinstance(host, str) for host in hosts):
@@ -236,9 +236,10 @@ def _pods_of_job(name: str, index: int, count: int, source: str) -> list[str]:
     match = re.fullmatch(rf"(.+)-{index}(\..+)", name)
     if match is None:
         raise ValueError(
-            f"{source} must be NAME-{index}.SUBDOMAIN. Received: {name}. Set "
-            "the pods' `subdomain` to the name of a headless Service that "
-            "selects the pods, as in the examples in docs/launch."
+            f"{source} must be NAME-{index}.SUBDOMAIN. Received: {name}. Use "
+            "a Kubeflow `TrainJob`; or an indexed Job, and set the pods' "
+            "`subdomain` to the name of a headless Service that selects them. "
+            "The folder docs/launch has examples."
         )
     return [f"{match[1]}-{i}{match[2]}" for i in range(count)]
 
@@ -318,9 +319,12 @@ def _get(
 
 def _number(name: str, text: str) -> int:
     if not text.isdecimal():
+        remedy = "Leave it as the scheduler sets it."
+        if ":" in text:  # The range of an elastic job.
+            remedy = "Request a fixed number of machines."
         raise ValueError(
             f"`{name}` must be an integer >= 0. Received: {name}={text!r}. "
-            "Leave it as the scheduler sets it."
+            f"{remedy}"
         )
     return int(text)
 

@@ -93,12 +93,13 @@ class EnoughRounds(keras.callbacks.Callback):
         )
         worker = replicas_of(self.model.distribute_strategy).worker
         if rounds < _FEWEST_ROUNDS and worker == 0:
+            lower = "`sync_every` or `sparsity`"
             warnings.warn(
                 "A run of `SparseLoCo` should have at least 100 "
                 f"synchronizations. Received: {rounds}, with "
-                f"sync_every={sync_every}. To send most updates "
-                "before the run ends, lower `sync_every` or `sparsity`, or "
-                "train longer.",
+                f"sync_every={sync_every}. To send most updates before the "
+                f"run ends, lower {lower if sync_every > 1 else '`sparsity`'}, "
+                "or train longer.",
                 stacklevel=2,
             )
 

@@ -103,9 +103,10 @@ def check_strategy(
         if isinstance(inner, HostOptimizer) and count > 1:
             raise ValueError(
                 f"`{name}` inside `SparseLoCo` must run with one replica per "
-                f"process. Received: a process with {count} replicas. Run one "
-                "process per device: pass the number of devices as `--workers` "
-                "to `python -m tf_optimizers.launch`."
+                f"process. Received: a process with {count} replicas. Use "
+                "`tfo.SparseMultiWorkerMirroredStrategy` with one process per "
+                "device: pass the number of devices as `--workers` to `python "
+                "-m tf_optimizers.launch`."
             )
 
 

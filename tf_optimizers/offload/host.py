@@ -86,7 +86,8 @@ class OnHost:
                 f"`SwapEMAWeights` cannot swap averages of `{name}` under a "
                 "strategy, since the averages are on the host. Received: "
                 f"{name}(use_ema=True) under a strategy. Use "
-                f"`ema_overwrite_frequency`, or `ShardedState({name}(...))`."
+                f"`ema_overwrite_frequency`, or `ShardedState({name}(...))` "
+                "with several replicas."
             )
         return averages
 

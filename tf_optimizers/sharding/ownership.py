@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.keras_internals import path_of
 from tf_optimizers._compat.owned import RowRange
 
 # A replica's load is the number of bytes that it owns. A load of more than this
@@ -121,9 +122,9 @@ def warn_of_uneven(variables: Sequence[Any], loads: Sequence[int]) -> None:
         "No replica should update more than 1.5 times as many bytes of weights "
         f"as the average replica. Received: {max(loads)} bytes for one "
         f"replica, and a mean of {mean:.0f} bytes; the largest variable is "
-        f"{largest.name}, with {bytes_of(largest)} bytes. Use fewer replicas, "
-        "split the largest variable into several, or use an elementwise "
-        "optimizer, such as `keras.optimizers.AdamW`, so that large variables "
-        "are split by rows.",
+        f"{path_of(largest)}, with {bytes_of(largest)} bytes. Use fewer "
+        "replicas, or split the largest variable into several. If the "
+        "optimizer is not elementwise, you can also use one that is, such as "
+        "`keras.optimizers.AdamW`: then large variables are split by rows.",
         stacklevel=2,
     )

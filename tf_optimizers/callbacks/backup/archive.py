@@ -61,8 +61,9 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must be a folder that all workers share. "
                 f"Received: backup_dir={str(folder.path)!r}, where worker "
-                f"{seen.index(False)} does not find all workers' files. Use a "
-                "file system that is mounted on all machines."
+                f"{seen.index(False)} does not find all workers' files. Pass "
+                "the same path on every worker, on a file system that is "
+                "mounted on all machines."
             )
 
     def save(self, position: dict[str, Any]) -> None:
@@ -88,8 +89,8 @@ class Archive:
             raise RuntimeError(
                 "`backup_dir` must belong to one run at a time. Received: "
                 f"backup_dir={str(self._folder.path)!r}, where another process "
-                "has made a backup of this run since `fit` began. Give each "
-                "run its own folder."
+                "has made a backup of this run since `fit` began. Stop the "
+                "other process, or give each run its own folder."
             )
         digests = self._together(
             lambda: self._folder.write_file(

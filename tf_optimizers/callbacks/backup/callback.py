@@ -188,15 +188,16 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(
                 "A model must be built to be restored. Received: "
                 f"{model.name}, which is not built. Give the model an `Input`, "
-                "or call the model on a batch before `fit`."
+                "or call the model on a batch before `fit`, in the scope of "
+                "its strategy if there is one."
             )
         for name in build_optimizers(model):
             raise ValueError(
                 "All optimizers of a model must be built to be restored. "
                 f"Received: `{name}` of {model.name}, which is not built. "
-                f"Before `fit`, call `model.{name}.build(variables)` in the "
-                "strategy's scope, with the variables that the optimizer "
-                "updates."
+                f"Before `fit`, call `model.{name}.build(variables)` with the "
+                "variables that the optimizer updates, in the scope of the "
+                "model's strategy if there is one."
             )
         state = State(model)
         self._group = replicas_of(model.distribute_strategy)

@@ -26,7 +26,7 @@ def check_adapters(model: keras.Model) -> None:
     ]
     if late:
         raise RuntimeError(
-            "`enable_lora` must come before `compile`. Received: LoRA enabled "
-            f"after the optimizer was built, in {', '.join(late)}. Call "
+            "`enable_lora` must be called before the optimizer is built. "
+            f"Received: LoRA enabled later, in {', '.join(late)}. Call "
             "`compile` again, with a new optimizer."
         )

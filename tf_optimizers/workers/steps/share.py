@@ -178,7 +178,8 @@ def _check_one_device() -> None:
             "A loss that needs a sum over all replicas, such as the sum of a "
             "mask, cannot run eagerly if workers have several devices. "
             "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
-            "`compile`, or call the loss in a `tf.function`."
+            "`compile`, call the loss in a `tf.function`, or use one device "
+            "per worker."
         )
 
 
