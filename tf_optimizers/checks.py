@@ -38,7 +38,7 @@ class Fixed:
         """Set the value; raise if it is set already."""
         if self._name in vars(optimizer):
             raise RuntimeError(
-                f"`{self._name}` must be passed to the constructor. Received: "
+                f"`{self._name}` of an optimizer must not change. Received: "
                 f"{self._name}={value!r}, assigned to an existing "
                 f"`{type(optimizer).__name__}`. Create a new optimizer."
             )

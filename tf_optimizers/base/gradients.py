@@ -119,8 +119,8 @@ def _check_gradient(gradient: Gradient, variable: Any) -> None:
     if not expected.is_compatible_with(values.shape):
         raise ValueError(
             "A gradient must have the shape of its variable. Received: a "
-            f"gradient of shape {values.shape} for {name} of shape "
-            f"{variable.shape}. Pass gradients in the order of the variables."
+            f"gradient of shape {values.shape}, instead of {expected}, for "
+            f"{name}. Pass gradients in the order of the variables."
         )
     if not values.dtype.is_floating:
         raise TypeError(

@@ -191,13 +191,14 @@ class State:
             ),
             ("number of variables", len(mine), len(others)),
         ]
+        what = "metrics" if section == "metrics" else "model and optimizer"
         for name, here, there in pairs:
             if here != there:
                 raise ValueError(
-                    "A backup must come from the same model and optimizer. "
+                    f"A backup must come from the same {what}. "
                     f"Received: {name} is {here} in this run, and {there} in "
-                    "the backup. Use the same model and optimizer, or start "
-                    "over with another `backup_dir`."
+                    f"the backup. Use the same {what}, or start over with "
+                    "another `backup_dir`."
                 )
 
 
