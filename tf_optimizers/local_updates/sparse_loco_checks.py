@@ -97,8 +97,9 @@ def check_strategy(
         if found is not strategy:
             raise ValueError(
                 "`inner_optimizer` must be created under the strategy of "
-                f"`SparseLoCo`. Received: `{name}`, created under {found}. "
-                "Create both in `with strategy.scope():`."
+                f"`SparseLoCo`. Received: `{name}`, created under another "
+                f"strategy, {type(found).__name__}. Create both in `with "
+                "strategy.scope():`."
             )
         if isinstance(inner, HostOptimizer) and count > 1:
             raise ValueError(
