@@ -249,7 +249,7 @@ def test_variables_stay_excluded_when_saved_before_they_are_built(
     [
         ("subclassed", r"model\. .* for a model with the.*\.buil.* new opti"),
         pytest.param(
-            *("equal names", r"model exactly once.* fits 2 var.*\.build"),
+            *("equal names", r"model exactly once.* fits several var.*\.build"),
             marks=pytest.mark.skipif(
                 keras.__version__ >= "3.16", reason="loading keeps paths there"
             ),
@@ -301,15 +301,15 @@ def test_config_of_a_model_it_does_not_fit_is_an_error():
 @pytest.mark.parametrize(
     ("kind", "end"),
     [
-        (tfo.Lamb, "`fit`, or pass `exclude_from_weight_decay` to the .*"),
-        (lambda: tfo.ShardedState(keras.optimizers.SGD()), "`fit`"),
+        (tfo.Lamb, ", or pass `exclude_from_weight_decay` to the .*"),
+        (lambda: tfo.ShardedState(keras.optimizers.SGD()), ""),
     ],
 )
 def test_late_exclusion_is_an_error(kind, end):
     """`ShardedState` has no argument for exclusions."""
     optimizer = kind()
     optimizer.build(cases.make_variables())
-    with pytest.raises(RuntimeError, match=rf"before the first {end}\.$"):
+    with pytest.raises(RuntimeError, match=rf"on a new optimizer{end}\.$"):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 

@@ -330,7 +330,7 @@ def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
         return found[0]
     there = f"for a model with the variables {paths}"
     if found:
-        there = f"which fits {len(found)} variables of the model: {paths}"
+        there = f"which fits several variables: {[paths[i] for i in found]}"
     raise _not_found(
         " exactly once" if found else "",
         f"{path!r} of shape {shape}, {there}",

@@ -83,7 +83,7 @@ class Events:
         return None
 
 
-# Seconds from one check on workers that are ending to the next.
+# Seconds between checks on workers that are ending.
 TICK = 0.05
 # TensorFlow's environment variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"

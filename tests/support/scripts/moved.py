@@ -101,7 +101,7 @@ EFFECTS = {
         "result.implementation.name",
         "NCCL",
     ),
-    "strategy.run(train_step, (x[:32], y[:32]))": (
+    "strategy.run(train_step, next(batches))": (
         "changed(space_of_loop['model'])",
         True,
     ),
@@ -267,6 +267,11 @@ def effects(script, loop, every):
         "space_of_loop": space_of_loop,
         "train_step": space_of_loop["train_step"],
         "strategy": space_of_loop["strategy"],
+        "batches": iter(
+            space_of_loop["strategy"].experimental_distribute_dataset(
+                space_of_loop["data"]
+            )
+        ),
         "value": tf.constant(float(space["rank"])),
         "rows": tf.constant([float(space["rank"])]),
     }

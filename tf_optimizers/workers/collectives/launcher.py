@@ -248,10 +248,10 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             operation: The name of the operation.
             tensor: The input of the operation.
             signature: The purpose (gather, reduce or all-to-all), number of
-                elements and layout. They determine the key, and are recorded as
-                progress. The purpose may differ from `operation`: a gather may
-                run as an all-to-all. Within a group, tensors with equal
-                signatures must have equal shapes.
+                elements and layout. They are recorded as progress and, with the
+                dtype, determine the key. The purpose may differ from
+                `operation`: a gather may run as an all-to-all. Within a group,
+                tensors with equal signatures must have equal shapes.
             options: The communication options, or None.
             replicas: The replicas that exchange. Defaults to all replicas.
             **attributes: Attributes of the operation.
