@@ -178,46 +178,25 @@ def test_average_by_tensorflow_is_over_all_rows(ours, name):
     assert cases.error(found, losses) < TOLERANCE
 
 
-def averages(strategy, *batches_of, is_eager=False):
-    """Return TensorFlow's average of each of the batches that a step gets."""
-
-    def step(*batch):
-        return [tf.nn.compute_average_loss(part) for part in batch]
-
-    def run(*batch):
-        found = strategy.run(step, batch)
-        return [strategy.reduce("SUM", value, None) for value in found]
-
-    batch = [
-        next(iter(strategy.experimental_distribute_dataset(data)))[0]
-        for data in batches_of
+def test_average_is_that_of_each_of_two_batches(ours):
+    """A step gets data of two datasets, with different numbers of rows."""
+    losses = RNG.random(9).astype("float32"), RNG.random(5).astype("float32")
+    shared = [
+        ours.experimental_distribute_dataset(batches(part, size=9))
+        for part in losses
     ]
-    return (run if is_eager else tf.function(run))(*batch)
 
+    def step(x, y):
+        return [tf.nn.compute_average_loss(part) for part in (x, y)]
 
-@pytest.mark.parametrize("is_eager", [False, True])
-@pytest.mark.parametrize("rows", [(9, 5), (7, 7)])
-def test_average_is_that_of_each_of_two_batches(ours, rows, is_eager):
-    """A step gets data of two datasets."""
-    losses = [RNG.random(count).astype("float32") for count in rows]
-    data = [batches(each, size=9) for each in losses]
-    expected = [each.mean() for each in losses]
-    found = averages(ours, *data, is_eager=is_eager)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    @tf.function
+    def run(x, y):
+        found = ours.run(step, (x, y))
+        return [ours.reduce("SUM", value, None) for value in found]
 
-
-@pytest.mark.parametrize("is_eager", [False, True])
-def test_batches_that_a_replica_cannot_tell_apart_are_rejected(ours, is_eager):
-    """The first replica has four rows of both."""
-    data = [batches(np.ones(count, "float32"), size=8) for count in (8, 7)]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tell .* apart"):
-        averages(ours, *data, is_eager=is_eager)
-
-
-def test_batches_of_which_a_replica_has_no_rows_are_alike(ours):
-    one = batches(np.full(1, 3, "float32"))
-    none = one.map(lambda x: (x[:0],))
-    assert float(averages(ours, one, none)[0]) == 3
+    ((first,), (second,)) = (next(iter(data)) for data in shared)
+    expected = [part.mean() for part in losses]
+    np.testing.assert_allclose(run(first, second), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("has_batch", [False, True])

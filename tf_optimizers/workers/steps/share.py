@@ -215,11 +215,6 @@ class Loop:
         Returns:
             A pair of int32 scalars. None if this object was created in another
             graph, or if no batch has known numbers of rows.
-
-        Raises:
-            tf.errors.InvalidArgumentError: If batches have this number of rows
-                here, but different numbers on all replicas. A `tf.function`
-                raises this error when the function runs.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -229,38 +224,7 @@ class Loop:
             for each in zip(*map(_own_and_total, self._rows), strict=True)
         )
         place = tf.argmax(tf.cast(own == rows, tf.int32))
-        found = own[place], total[place]
-        if len(self._rows) == 1:
-            return found
-        # If a batch has no rows on this replica, the replica's share of the
-        # batch is 0, whatever the total is.
-        others = (own != rows) | (own == 0)
-        return after(_check_totals(found, total, others), found)
-
-
-def _check_totals(
-    found: tuple[tf.Tensor, tf.Tensor], totals: tf.Tensor, others: tf.Tensor
-) -> tf.Operation | None:
-    """Raise if matching batches differ in their numbers of rows.
-
-    Args:
-        found: The rows of the first matching batch, on this replica and on all.
-        totals: The rows of each batch on all replicas.
-        others: For each batch, whether it does not match.
-    """
-    own, total = found
-    return tf.debugging.Assert(
-        tf.reduce_all((totals == total) | others),
-        [
-            "`tf.nn.compute_average_loss` must be able to tell the batches of "
-            "a step apart by their numbers of rows. Received: batches with",
-            own,
-            "rows each on this replica, but",
-            totals,
-            "rows on all replicas. Pass `global_batch_size`, or pass each "
-            "batch to `strategy.run` separately.",
-        ],
-    )
+        return own[place], total[place]
 
 
 def _own_and_total(rows: RowCounts) -> tuple[tf.Tensor, tf.Tensor]:
