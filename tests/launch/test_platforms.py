@@ -273,18 +273,6 @@ def test_workers_divide_the_gpus(workers, each, visible, expected):
     assert [variables.get(gpus.VISIBLE) for variables in found] == expected
 
 
-def test_gpus_are_found_without_nvidia_smi(monkeypatch, tmp_path):
-    """Some containers with CUDA lack the tool."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
-    assert gpus.divide_gpus(2, None, {}) == [{}, {}]
-    # The container gets four of the machine's GPUs.
-    for name in ("0", "3", "10", "11", "ctl", "-uvm", "-caps"):
-        (tmp_path / f"nvidia{name}").touch()
-    visible = [each[gpus.VISIBLE] for each in gpus.divide_gpus(2, None, {})]
-    assert visible == ["0,1", "2,3"]
-
-
 @pytest.mark.parametrize(
     ("tasks", "workers", "each", "visible", "on_node", "expected"),
     [

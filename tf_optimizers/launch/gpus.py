@@ -1,18 +1,14 @@
 """Assigns the GPUs of a machine to its workers."""
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # If Slurm has set one of these variables, it has set `VISIBLE`, too.
 OF_SLURM = "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"
 # How long `nvidia-smi` may take to list the GPUs.
 _LISTING_SECONDS = 60
-# The folder of the GPUs' device files, such as nvidia0.
-_DEVICES = Path("/dev")
 
 
 def divide_gpus(
@@ -104,16 +100,6 @@ def list_gpus() -> list[str]:
             timeout=_LISTING_SECONDS,
             check=True,
         ).stdout
-    except FileNotFoundError:  # Some containers lack the tool.
-        return [str(i) for i in range(_count_devices())]
     except (OSError, subprocess.SubprocessError):
         return []  # Probably, there is no driver, and so no usable GPU.
     return [str(i) for i in range(len(re.findall("^GPU ", listing, re.M)))]
-
-
-def _count_devices() -> int:
-    """Return the number of NVIDIA GPUs whose device files can be opened."""
-    return sum(
-        os.access(path, os.R_OK | os.W_OK)
-        for path in _DEVICES.glob("nvidia[0-9]*")
-    )
