@@ -95,13 +95,13 @@ def test_forwarder_delays_each_direction(forwarder):
 @pytest.mark.parametrize(
     ("size", "delay", "pauses"),
     [
-        (link.SMALL - 1, 0.01, 1),
-        (link.SMALL, 0.01, 0),
-        (link.SMALL - 1, 0.0, 0),
-        (0, 0.01, 0),
+        (link.SMALL - 1, link.LONG, 1),
+        (link.SMALL, link.LONG, 0),
+        (link.SMALL - 1, 0.9 * link.LONG, 0),
+        (0, link.LONG, 0),
     ],
 )
-def test_only_small_pieces_on_a_delayed_link_pause(size, delay, pauses):
+def test_only_small_pieces_on_a_long_link_pause(size, delay, pauses):
     async def receive():
         direction = link.Direction()
         direction.delay = delay

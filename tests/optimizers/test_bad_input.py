@@ -141,8 +141,16 @@ def bad_gradients():
         "too few": (ValueError, "1 gradients and 2 variables", [kernel]),
         "too many": (ValueError, "3 gradients", [kernel, bias, bias]),
         "swapped": (ValueError, "shape of its variable", [bias, kernel]),
-        "transposed": (ValueError, r"\(5, 4\) for kernel", [kernel.T, bias]),
-        "scalar": (ValueError, r"\(\) for bias", [kernel, np.float32(1)]),
+        "transposed": (
+            ValueError,
+            r"\(5, 4\), instead of \(4, 5\), for kernel",
+            [kernel.T, bias],
+        ),
+        "scalar": (
+            ValueError,
+            r"\(\), instead of \(3,\), for bias",
+            [kernel, np.float32(1)],
+        ),
         "slices of other width": (ValueError, "kernel", [slices, bias]),
         "integers": (TypeError, "int32", [kernel.astype("int32"), bias]),
         "complex": (TypeError, "complex", [kernel, bias.astype("complex64")]),

@@ -589,8 +589,8 @@ SCALED = keras.optimizers.LossScaleOptimizer
 BAD_INNER = {
     "name": (lambda: "adam", TypeError, "a Keras optimizer"),
     "class": (lambda: SGD, TypeError, "a Keras optimizer"),
-    "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges grad"),
-    "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges grad"),
+    "dgc": (lambda: tfo.DGCMomentum(0.1), ValueError, "exchanges val"),
+    "itself": (lambda: tfo.SparseLoCo(SGD()), ValueError, "exchanges val"),
     "scaled": (lambda: SCALED(SGD()), ValueError, "Wrap `SparseLoCo`"),
     "built": (built, ValueError, "must be new"),
     "ema": (lambda: SGD(use_ema=True), ValueError, "not set `use_ema`"),
@@ -622,7 +622,7 @@ def test_each_of_several_inside_is_checked():
     groups = keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(SGD(), {"a": tfo.DGCMomentum(0.1)})
     )
-    with pytest.raises(ValueError, match="exchanges grad"):
+    with pytest.raises(ValueError, match="exchanges val"):
         tfo.SparseLoCo(groups)
 
 

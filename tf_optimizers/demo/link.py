@@ -36,10 +36,11 @@ from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
 GRAIN = 0.002  # The link sends bytes in pieces that take this many seconds.
-# After a small piece on a delayed connection, the forwarder waits `GRAIN` for
-# more. Otherwise, one read per packet would take much of the workers' CPU time.
-# The size, in bytes, is too small to limit the rate of large messages.
-SMALL = 1 << 15
+# After a small piece on a connection with a long delay, the forwarder waits
+# `GRAIN` for more. Otherwise, one read per packet would take much of the
+# workers' CPU time. The delay, in seconds, is so long that `GRAIN` hardly
+# matters. The size, in bytes, is too small to limit the rate of large messages.
+LONG, SMALL = 10 * GRAIN, 1 << 15
 UNITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 
 Address = tuple[str, int]
@@ -215,7 +216,7 @@ class End(asyncio.Protocol):
             self._due.append((due, piece))
         if is_first:
             self.send()
-        if 0 < len(data) < SMALL and self._direction.delay:
+        if 0 < len(data) < SMALL and self._direction.delay >= LONG:
             self.transport.pause_reading()
             self._loop.call_later(GRAIN, self.transport.resume_reading)
 

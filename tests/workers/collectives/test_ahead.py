@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 import tf_optimizers as tfo
+from tf_optimizers.workers.collectives import ahead
 from tf_optimizers.workers.collectives.ahead import AheadGather, Kind
-from tf_optimizers.workers.collectives.launcher import Group
+from tf_optimizers.workers.collectives.launcher import FEWEST_IN_LEVELS, Group
+from tf_optimizers.workers.extended import _KEYS_PER_STRATEGY
 
 ROUND_TRIP_MS = 400.0
 
@@ -79,6 +81,11 @@ def test_error_of_the_exchange_is_reported(strategy, monkeypatch):
     call.start(0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="cable is cut"):
         call.wait_for_all()
+
+
+def test_pairs_of_two_strategies_have_different_keys():
+    most = FEWEST_IN_LEVELS - 1
+    assert ahead._LANES * most**2 <= _KEYS_PER_STRATEGY
 
 
 def test_thread_ends_with_its_owner():
