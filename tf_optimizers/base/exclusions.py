@@ -120,8 +120,7 @@ class Exclusions:
         found = Exclusions(
             self.patterns,
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
-            {variable_key(optimizer, v): _description(v) for v in variables},
-        )
+        ).with_variables(optimizer, variables)
         # Accept the same exclusions again: a step in `strategy.run` may make
         # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
