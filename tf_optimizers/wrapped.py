@@ -228,11 +228,14 @@ class LocalRound(NamedTuple):
         batches: The number of batches in a whole round.
         overlaps: Whether the values of a round are exchanged while the next
             round runs.
+        waits: bool scalar. Whether every step waits for other workers, so that
+            every step ends a round.
     """
 
     ends: tf.Tensor
     batches: int
     overlaps: bool = False
+    waits: tf.Tensor | bool = False
 
 
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:

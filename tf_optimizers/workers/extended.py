@@ -29,6 +29,7 @@ from tf_optimizers.workers.collectives.runs import (
     in_every_replica,
 )
 from tf_optimizers.workers.collectives.variables import VariablesExtended
+from tf_optimizers.workers.steps.noted_exchanges import NotedCollectives
 from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
@@ -120,7 +121,7 @@ class SparseExtended(VariablesExtended):
     def _replace_collectives(self) -> None:
         # The parent's constructor has no argument for collectives.
         self._cross_device_ops = self._make_collectives(
-            self._collective_keys, self.replicas
+            self._collective_keys, self.replicas, kind=NotedCollectives
         )
         # These keys are far above the keys of any strategy's main collectives.
         far = self._collective_key_base + (1 << 24)

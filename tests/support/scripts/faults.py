@@ -62,17 +62,36 @@ class Misbehave(keras.callbacks.Callback):
             save_alone(self.model)
 
 
+class ReturnsArray(keras.Sequential):
+    """Returns an array with an element for each row."""
+
+    def train_step(self, data):
+        return super().train_step(data) | {"sums": tf.reduce_sum(data[0], 1)}
+
+
 def local_steps(strategy, case):
     """Train in rounds of eight steps, with a fault on one worker."""
-    case, *overlap = case.split(", ")
+    case, *options = case.split(", ")
+    masks = [keras.layers.Reshape((2, 4)), keras.layers.Masking()]
+    masks = masks if "mask" in options else []
+    kind = ReturnsArray if "array" in options else keras.Sequential
     with strategy.scope():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model = kind(
+            [
+                keras.Input((8,)),
+                *masks,
+                keras.layers.Dense(4 if masks else 8),
+            ]
+        )
         optimizer = tfo.SparseLoCo(
             *(keras.optimizers.Adam(), 8),
             min_compress_size=1,
-            overlap=bool(overlap),
+            overlap="overlap" in options,
         )
-        model.compile(optimizer, "mse")
+        model.compile(
+            *(optimizer, "mse"),
+            run_eagerly="eagerly" in options,
+        )
         optimizer.build(model.trainable_variables)
     if IS_WRONG and case == "killed":
         # This worker's entries are never sent.
@@ -83,6 +102,8 @@ def local_steps(strategy, case):
     targets = rows[:, ::-1].copy()
     if IS_WRONG and case == "other rows":
         targets[80:] += 1  # From the eleventh of 32 batches on.
+    if masks:
+        targets = targets.reshape(-1, 2, 4)
     last = 88 if IS_WRONG and case == "ends early" else len(rows)
     data = tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
     # Makes the number of batches unknown.

@@ -93,7 +93,12 @@ def test_models_that_differ_are_an_error(tmp_path):
     ("case", "messages"),
     [
         ("devices", ["devices=1 on worker 0, devices=2 on worker 1"]),
-        ("ends early", EARLY),
+        *(
+            (f"ends early{how}", EARLY)
+            for how in (
+                *("", ", mask", ", mask, overlap", ", array", ", eagerly"),
+            )
+        ),
         ("silent", ["Collective", "which has timed out on worker 0"]),
         ("failing", FAILED),
         ("drawing", FAILED),

@@ -8,6 +8,10 @@ step, so that few other steps wait for the network:
     entries                     x
     notes                       x
     logs       x*               x               * in the first step of an epoch
+
+But a loss or a layer may exchange values in every step, for example the sum of
+a mask. Such a step would wait forever for a worker whose data have ended. So
+then, every step exchanges notes and logs, too.
 """
 
 import functools
@@ -16,7 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tf_optimizers._compat.tensorflow_internals import plain_variable
 from tf_optimizers.wrapped import (
     LocalRound,
     current_round,
@@ -28,6 +34,7 @@ class _Training(threading.local):
     """Describes the training that `fit` runs in the current thread."""
 
     optimizers: Sequence[Any] = ()  # The optimizers that take local steps.
+    waits: Any = None  # The variable from `with_rounds`.
 
 
 _training = _Training()
@@ -36,22 +43,33 @@ _training = _Training()
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
     """Wrap a train function, so that `round_of_fit` finds the optimizers.
 
+    The wrapper also has a variable: whether steps exchange values in the middle
+    of a round. `waits_of_fit` returns the variable.
+
     Return `function` itself if the model has no optimizer, or an optimizer that
     takes no local steps.
     """
     optimizers = only_local_steppers(model)
     if not optimizers:
         return function
+    with tf.init_scope(), tf.device("CPU:0"):
+        waits = plain_variable(False, trainable=False)
 
     @functools.wraps(function)
     def train(iterator: Any) -> Any:
-        before, _training.optimizers = _training.optimizers, optimizers
+        before = _training.optimizers, _training.waits
+        _training.optimizers, _training.waits = optimizers, waits
         try:
             return function(iterator)
         finally:
-            _training.optimizers = before
+            _training.optimizers, _training.waits = before
 
     return train
+
+
+def waits_of_fit() -> tf.Variable | None:
+    """Return the variable of the train function that runs in this thread."""
+    return _training.waits
 
 
 def round_of_fit() -> LocalRound | None:
@@ -63,4 +81,8 @@ def round_of_fit() -> LocalRound | None:
         None outside of Keras's train function, if every step may exchange
         values, or if an optimizer is not built.
     """
-    return current_round(_training.optimizers)
+    current = current_round(_training.optimizers)
+    if current is None:
+        return None
+    waits = _training.waits.read_value()
+    return current._replace(ends=current.ends | waits, waits=waits)

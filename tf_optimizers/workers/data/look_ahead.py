@@ -247,13 +247,21 @@ class AheadIterator(DistributedIterator):
                 tf.concat([notes, ends], 0), [current.batches, count, SIZE]
             )
             parts = tf.unstack(filled, axis=1)
-            if current.overlaps:
-                gather = extended.notes_later((current.batches, SIZE))
-                summary = _summarize_later(gather, parts, known, own[0] == 0)
-            else:
-                summary = extended.summarize_notes(
+
+            def now() -> tf.Tensor:
+                return extended.summarize_notes(
                     batch_digests.summarize_all, parts, known
                 )
+
+            def later() -> tf.Tensor:
+                gather = extended.notes_later((current.batches, SIZE))
+                return _summarize_later(gather, parts, known, own[0] == 0)
+
+            summary = (
+                tf.cond(current.waits, now, later)
+                if current.overlaps
+                else now()
+            )
             # Raise the error now if there may be no next draw, since a step may
             # be waiting for a worker whose data have ended. Otherwise, the next
             # draw raises the error, before the next step begins.

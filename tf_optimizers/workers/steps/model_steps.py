@@ -40,7 +40,10 @@ from tf_optimizers.workers.data.data_distribution import (
     report_failure,
     split_arrays,
 )
-from tf_optimizers.workers.data.local_rounds import round_of_fit
+from tf_optimizers.workers.data.local_rounds import (
+    round_of_fit,
+    waits_of_fit,
+)
 from tf_optimizers.workers.steps.array_lengths import (
     gains_a_row,
     lengths_of,
@@ -56,6 +59,7 @@ from tf_optimizers.workers.steps.metric_variables import (
     metrics_of,
     warn_if_made_of,
 )
+from tf_optimizers.workers.steps.noted_exchanges import note_exchange
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 from tf_optimizers.workers.steps.round_logs import Reduction
@@ -140,8 +144,11 @@ class Steps:
         # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
         has_others = self._strategy.extended.workers > 1
-        if is_fit and not tf.executing_eagerly() and has_others:
-            reduction = Reduction(self._strategy, model, round_of_fit())
+        if is_fit and has_others:
+            if tf.executing_eagerly():
+                note_exchange()  # Each step reduces its logs.
+            else:
+                reduction = Reduction(self._strategy, model, round_of_fit())
         return Step(step, kind, model, *known, reduction), shared
 
 
@@ -176,6 +183,7 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
+        self._waits = waits_of_fit()
         # The `Result` of each output that is a metric's result, by index.
         self._found: dict[int, Result] = {}
         # For each other output that is an array, by index: its name and shape.
@@ -211,6 +219,7 @@ class Step:
             is_training=self._kind == "train_step",
             weights=RestoredWeights(),
             scaled=set(),
+            waits=self._waits,
         ):
             returned = self._function(batch)
         self._fixed_rows = rows if isinstance(rows, int) else None

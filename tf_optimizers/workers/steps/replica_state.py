@@ -11,11 +11,12 @@ replica runs in a separate thread, and has separate values.
     is_training   model_steps                  step_hooks
     weights       model_steps                  step_hooks
     scaled        model_steps, step_hooks      step_hooks
+    waits         model_steps                  noted_exchanges
     updated       model_steps, step_hooks      model_steps
     vectors       model_steps, share           model_steps
     results       model_steps, metric_results  model_steps, metric_results
     note_metric   model_steps                  step_hooks
-    is_applying   step_hooks                   step_hooks
+    is_applying   step_hooks                   step_hooks, noted_exchanges
     is_assigning  step_hooks                   strategy
     loop          share                        uneven_batches
 """
@@ -39,6 +40,7 @@ class _Replica(threading.local):
     is_training: bool = False  # Whether the step is any `train_step`.
     weights: RestoredWeights | None = None  # The values assigned to weights.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
+    waits: Any = None  # The variable of `waits_of_fit`.
     # The variables of metrics to which the step has assigned values, by id.
     updated: dict[int, keras.Variable] = {}
     vectors: list[Any] = []  # See `share.factor_of_sum`.

@@ -1,0 +1,42 @@
+"""Notes whether steps of `fit` exchange values in the middle of a round.
+
+An optimizer with local steps exchanges values only at the end of a round; see
+`local_rounds.py`. But other code in a step may exchange values in every step: a
+loss that is divided by the sum of a mask, a synchronized `BatchNormalization`,
+a variable with `aggregation="mean"`, or the reduction of an array.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_optimizers.workers.collectives.all_reduce import (
+    SparseCollectiveAllReduce,
+)
+from tf_optimizers.workers.collectives.launcher import KeyedLauncher
+from tf_optimizers.workers.data.local_rounds import waits_of_fit
+from tf_optimizers.workers.steps.replica_state import replica
+
+
+class _Launcher(KeyedLauncher):
+    def _run(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        note_exchange()
+        return super()._run(*args, **kwargs)
+
+
+class NotedCollectives(SparseCollectiveAllReduce):
+    """The collectives of the main channel; notes those of local steps."""
+
+    launcher = _Launcher
+
+
+def note_exchange() -> None:
+    """Note that the current step exchanges values, unless an optimizer does.
+
+    Set the variable of `waits_of_fit` to True.
+    """
+    waits = waits_of_fit() if replica.waits is None else replica.waits
+    if waits is not None and not replica.is_applying:
+        # Before the traced step runs for the first time.
+        with tf.init_scope():
+            waits.assign(True)
