@@ -177,6 +177,7 @@ class SparseExtended(VariablesExtended):
         summarize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         notes: Sequence[tf.Tensor],
         before: tf.Tensor,
+        is_in_step: bool = True,
     ) -> tf.Tensor:
         """Exchange the replicas' notes on batches; return a summary.
 
@@ -189,15 +190,23 @@ class SparseExtended(VariablesExtended):
             notes: For each replica of this worker, the note on one batch, or
                 the stacked notes on several batches.
             before: The previous summary.
+            is_in_step: Whether all workers exchange the notes in the same step.
         """
-        if tf.executing_eagerly():
+        # With `steps_per_execution`, a graph has a loop of steps. TensorFlow
+        # matches only collectives of the same iteration, unless a function that
+        # is not inlined runs them.
+        if tf.executing_eagerly() or not is_in_step:
             return self._summarize_in_function(summarize, list(notes), before)
         return self._summarize(summarize, list(notes), before)
 
     @functools.cached_property
     def _summarize_in_function(self) -> Callable:
-        """`_summarize` as a `tf.function`, for eager mode."""
-        return tf.function(self._summarize, autograph=False)
+        """`_summarize` as a `tf.function` that is not inlined."""
+        return tf.function(
+            self._summarize,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
 
     def _summarize(
         self, summarize: Callable, notes: list[tf.Tensor], before: tf.Tensor

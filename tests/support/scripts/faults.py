@@ -91,6 +91,7 @@ def local_steps(strategy, case):
         model.compile(
             *(optimizer, "mse"),
             run_eagerly="eagerly" in options,
+            steps_per_execution=2 if "several a call" in options else 1,
         )
         optimizer.build(model.trainable_variables)
     if IS_WRONG and case == "killed":
@@ -104,6 +105,7 @@ def local_steps(strategy, case):
         targets[80:] += 1  # From the eleventh of 32 batches on.
     if masks:
         targets = targets.reshape(-1, 2, 4)
+    # After a different number of steps of a call than the round ends.
     last = 88 if IS_WRONG and case == "ends early" else len(rows)
     data = tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
     # Makes the number of batches unknown.

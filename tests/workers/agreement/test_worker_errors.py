@@ -96,7 +96,8 @@ def test_models_that_differ_are_an_error(tmp_path):
         *(
             (f"ends early{how}", EARLY)
             for how in (
-                *("", ", mask", ", mask, overlap", ", array", ", eagerly"),
+                *("", ", several a call", ", mask", ", mask, overlap"),
+                *(", array", ", eagerly"),
             )
         ),
         ("silent", ["Collective", "which has timed out on worker 0"]),

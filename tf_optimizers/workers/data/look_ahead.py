@@ -250,7 +250,7 @@ class AheadIterator(DistributedIterator):
 
             def now() -> tf.Tensor:
                 return extended.summarize_notes(
-                    batch_digests.summarize_all, parts, known
+                    batch_digests.summarize_all, parts, known, is_in_step=False
                 )
 
             def later() -> tf.Tensor:
