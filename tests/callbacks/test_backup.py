@@ -443,6 +443,20 @@ def test_backup_of_another_fit_is_kept_with_a_warning(tmp_path):
     assert not tmp_path.exists()
 
 
+def test_damage_of_an_unknown_run_does_not_stop_a_later_fit(tmp_path):
+    kwargs = {"double_checkpoint": True}
+    model = make_small(tmp_path, 9, **kwargs)
+    damaged = sorted(tmp_path.glob("00000002.*"))
+    for path in damaged:
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="00000002.*Restoring backup 00000001"):
+        assert epochs_of(fit(model, tmp_path, **kwargs)) == [0, 1, 2]
+    assert epochs_of(fit(model, tmp_path, **kwargs)) == [0, 1, 2]
+    assert sorted(tmp_path.iterdir()) == damaged
+    with pytest.raises(RuntimeError, match="00000002.* another run, move"):
+        fit(model, tmp_path, name="mine")
+
+
 def test_backup_of_an_old_version_is_rejected(tmp_path):
     """Backups of 0.1.0 have no name, and no seeds."""
     model = make_small(tmp_path, 7, save_freq="epoch")

@@ -34,6 +34,10 @@ class Archive:
 
     Each save deletes old backups, so that at most `backups` of them are left.
     All workers must call the same methods in the same order.
+
+    Attributes:
+        replaced: The numbers of damaged backups in place of which `newest` has
+            returned an older one.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Archive:
         self._backups = backups
         # The numbers of backups that are known to be intact, newest first.
         self._whole: list[int] = []
+        self.replaced: list[int] = []
         # The numbers of backups that `newest` found, or `save` wrote.
         self._known: set[int] | None = None
         self._group = group
@@ -127,6 +132,7 @@ class Archive:
             )
             if not errors:
                 self._whole = [generation]
+                self.replaced = [n for n in generations if n > generation]
                 if damage and self._group.worker == 0:
                     warnings.warn(
                         f"The newest backup is damaged: {'; '.join(damage)}. "
@@ -144,8 +150,8 @@ class Archive:
                 "A backup must be intact to be restored. Received: "
                 f"{'; '.join(damage)}. In {str(self._folder.path)!r}, replace "
                 "the files of these backups with intact copies, or delete the "
-                "files to start from the beginning."
-                f"{keep if self._backups == 1 else ''}"
+                "files to start from the beginning. If they are of another "
+                f"run, move them.{keep if self._backups == 1 else ''}"
             )
         return None
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import keras
@@ -42,6 +42,9 @@ _UNKNOWN = sys.maxsize
 # deleted their backups. A restarted script that makes the same calls gets the
 # same numbers.
 _ENDED: Counter[str] = Counter()
+# For each folder, the damaged backups that a `fit` without a name has reported.
+# They are newer than a backup of this `fit`, so no later `fit` has made them.
+_REPORTED: defaultdict[str, set[int]] = defaultdict(set)
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -202,14 +205,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         state = State(model)
         self._group = replicas_of(model.distribute_strategy)
         self._is_first = self._group.worker == 0
-        ended = _ENDED[os.path.realpath(self.backup_dir)]
-        folder = Folder(self.backup_dir, self.name or f"fit {ended + 1}")
+        path = os.path.realpath(self.backup_dir)
+        name = self.name or f"fit {_ENDED[path] + 1}"
+        ignored = _REPORTED[path] if self.name is None else ()
+        folder = Folder(self.backup_dir, name, ignored)
         backups = 2 if self.double_checkpoint else 1
         self._archive = Archive(folder, state, self._group, backups)
         self._archive.check_shared()
         self._rates = Rates(model, state)
         self._unsaved, self._skip, self._is_of_longer_run = 0, None, False
         self._resumed = self._archive.newest()
+        if self.name is None:
+            _REPORTED[path].update(self._archive.replaced)
         if self._resumed is None:
             for message in warnings_of_others(folder, self.name):
                 self._warn(message)

@@ -47,11 +47,19 @@ class Folder:
     """The folder of a run's backups. Other runs may also use the folder.
 
     The folder is created when the first file is written.
+
+    Args:
+        path: The path of the folder.
+        name: The name of the run.
+        ignored: The numbers of backups to ignore if no file shows their run.
     """
 
-    def __init__(self, path: str, name: str = "") -> None:
+    def __init__(
+        self, path: str, name: str = "", ignored: Iterable[int] = ()
+    ) -> None:
         self.path = Path(path)
         self.name = name
+        self._ignored = set(ignored)
         self._mark: Path | None = None
 
     def generations(self) -> list[int]:
@@ -60,8 +68,12 @@ class Folder:
         Include damaged backups that may be of any run. Otherwise, no run would
         report the damage.
         """
-        mine = (self.name, None)
-        return [n for n in self._all() if self._name_of(n) in mine]
+        names = {n: self._name_of(n) for n in self._all()}
+        return [
+            n
+            for n, name in names.items()
+            if name == self.name or (name is None and n not in self._ignored)
+        ]
 
     def others(self) -> list[str]:
         """Return the names of the other runs that have backups here."""
