@@ -138,6 +138,11 @@ BAD = [
     (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, None, "lists of equal length"),
     (SLURM | {"SLURM_STEP_NODELIST": "n[x]"}, None, "lists of equal length"),
     (TASKS | {"SLURM_LOCALID": "2"}, None, "Pass `--distribution=block`"),
+    (
+        TASKS | {"SLURM_PROCID": "8", "SLURM_LOCALID": "1"},
+        None,
+        "must be in [0, 6). Received: 8 from Slurm",
+    ),
     (SLURM, 3, "Received: --machines 3, but Slurm"),
     (spec("no JSON"), None, "`CLUSTER_SPEC` must be JSON with"),
     (spec("[]"), None, "`CLUSTER_SPEC` must be JSON with"),
@@ -232,6 +237,23 @@ def test_close_ports_are_an_error_before_workers_start(
     run = launch("--cluster", "auto", "--workers", "2", write("print(1)"))
     assert run.returncode == 2
     assert b"error: Two workers must not have the same address" in run.stderr
+
+
+def test_port_of_another_job_is_an_error_before_workers_start(
+    launch, write, environment
+):
+    with socket.create_server(("", 0)) as closed:
+        unused = closed.getsockname()[1]
+    with socket.create_server(("", 0)) as other:
+        used = other.getsockname()[1]
+        hosts = [f"h:{used}", f"i:{unused}"]  # Of another machine, and of this.
+        config = {"cluster": {"worker": hosts}}
+        for index, code in ((1, 0), (0, 2)):
+            task = {"task": {"type": "worker", "index": index}}
+            environment.setenv("TF_CONFIG", json.dumps(config | task))
+            run = launch("--cluster", "auto", write("print(1)"))
+            assert run.returncode == code, run.stderr
+    assert f"Received: h:{used}, but another".encode() in run.stderr
 
 
 @pytest.fixture

@@ -85,7 +85,8 @@ def use_environment(options: argparse.Namespace) -> None:
     kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
     options.place = kind and find_place(kind, os.environ, machines)
     if options.place:  # Raise before any worker starts.
-        options.place.addresses(options.workers, options.port)
+        addresses = options.place.addresses(options.workers, options.port)
+        options.place.check_ports(addresses)
     # Several launchers may share this machine.
     local, count = (
         (options.place.local_index, options.place.local_count)

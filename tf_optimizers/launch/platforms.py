@@ -7,15 +7,19 @@ launcher, and the resolvers for schedulers are unsuitable (TensorFlow 2.21):
 for SageMaker is not public.
 """
 
+import errno
 import itertools
 import json
 import re
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # The first port of a machine, unless `--port` or the scheduler sets another.
 PORT = 12345
+# How many seconds to wait until the workers of an earlier launcher have ended.
+_ENDING_SECONDS = 5.0
 # How many addresses a message shows before the last one.
 _MOST_SHOWN = 4
 
@@ -64,6 +68,27 @@ class Place(NamedTuple):
             )
         return found
 
+    def check_ports(self, addresses: Sequence[str]) -> None:
+        """Raise unless the ports of this launcher's workers are free.
+
+        Args:
+            addresses: The result of `addresses`.
+        """
+        workers = len(addresses) // len(self.hosts)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for address in addresses[self.rank * workers :][:workers]:
+            port = int(address.rpartition(":")[2])
+            while _is_used(port):
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        "The ports of this launcher's workers must be free. "
+                        f"Received: {address}, but another process, perhaps "
+                        f"of another job, uses port {port}. On all machines, "
+                        "pass another `--port`, or change the ports that "
+                        f"{self.found} sets."
+                    )
+                time.sleep(0.1)
+
     def describe(self, addresses: Sequence[str]) -> str:
         """Return a sentence about the place and the addresses."""
         shown = ", ".join(addresses[:_MOST_SHOWN])
@@ -73,6 +98,17 @@ class Place(NamedTuple):
             f"{self.found}: index {self.rank} of {len(self.hosts)}, workers "
             f"at {shown}."
         )
+
+
+def _is_used(port: int) -> bool:
+    """Return whether a process of this machine listens on a port."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def find_place(
@@ -260,9 +296,10 @@ def _from_slurm(environment: Mapping[str, str], machines: int | None) -> Place:
         ) from error
     # With Slurm's `block` distribution, a node's tasks have consecutive ranks.
     places = [(host, i, n) for host, n in pairs for i in range(n)]
-    _, local, count = places[index] if index < len(places) else ("", 0, 1)
+    is_known = index < len(places)  # Otherwise, `find_place` raises an error.
+    _, local, count = places[index] if is_known else ("", 0, 1)
     reported = environment.get("SLURM_LOCALID", str(local))
-    if reported != str(local):
+    if is_known and reported != str(local):
         raise ValueError(
             "Slurm must number the tasks of a node consecutively. Received: "
             f"SLURM_LOCALID={reported} for task {index}, instead of {local}. "
