@@ -190,6 +190,10 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     `super().compile()`, so the check is repeated when Keras reads `jit_compile`
     to create a step's function. An explicit `jit_compile` is not changed.
 
+    In a model that was compiled before this function was called, True may come
+    from "auto" or be explicit. It counts as explicit if Keras would not choose
+    it, and otherwise as "auto", with a warning.
+
     Args:
         cannot_use_xla: Called with a model; returns whether the model's
             optimizer fails under XLA. Not called if Keras itself turns XLA off,
@@ -200,6 +204,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
         object.__setattr__(self, _IS_RESOLVING, True)
         return original(self) and not cannot_use_xla(self)
 
+    would_choose = keras.Model._resolve_auto_jit_compile
+
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
@@ -207,10 +213,17 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
             # without calling the setter.
             if vars(self).pop(_IS_RESOLVING, False):
                 object.__setattr__(self, _IS_AUTO, True)
-            # A value from before the replacement counts as "auto".
-            if not value or not getattr(self, _IS_AUTO, True):
+            is_auto = getattr(self, _IS_AUTO, None)  # None: set earlier.
+            if not value or is_auto is False:
                 return value
-            return not cannot_use_xla(self)
+            if is_auto is None and not would_choose(self):
+                return value
+            if not cannot_use_xla(self):
+                return value
+            if is_auto is None:
+                object.__setattr__(self, _IS_AUTO, True)
+                warnings.warn(_XLA_IS_OFF.format(self.name), stacklevel=2)
+            return False
 
         def assign(self: Any, value: Any) -> None:
             is_auto = vars(self).pop(_IS_RESOLVING, False)
@@ -226,6 +239,13 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
         replace("Model.jit_compile", property_of)
 
 
+_XLA_IS_OFF = (
+    "A model's optimizer must be able to run under XLA, or XLA must be off. "
+    "Received: {}, which was compiled with XLA, by default or by "
+    "`jit_compile=True`, before its optimizer was made. XLA is now off for "
+    "this model. Make the optimizer first, or pass `jit_compile=False` to "
+    "`compile`."
+)
 # Set when Keras resolves "auto", and removed once Keras has stored the result.
 _IS_RESOLVING = "_tfo_jit_compile_is_resolving"
 # Whether the value of `jit_compile` comes from "auto".
