@@ -178,7 +178,18 @@ def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
 def built_variables(optimizer: Any) -> list[Any]:
     """Return the variables given to `build`."""
     # Keras has no public accessor.
-    return optimizer._trainable_variables
+    return optimizer._trainable_variables or _scaled_variables(optimizer)
+
+
+def _scaled_variables(optimizer: Any) -> list[Any]:
+    """Return the variables of the optimizer in a `LossScaleOptimizer`.
+
+    The `LossScaleOptimizer` of old versions of Keras (3.10) keeps no list of
+    its variables. For other optimizers, the result is empty.
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    return built_variables(optimizer.inner_optimizer)
 
 
 def stepped_variables(optimizer: Any) -> list[Any]:
