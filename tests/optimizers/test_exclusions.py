@@ -313,6 +313,16 @@ def test_late_exclusion_is_an_error(kind, end):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 
+def test_late_exclusion_names_those_that_a_loaded_optimizer_keeps():
+    model = compiled("sequential", tfo.Lamb())
+    model.optimizer.exclude_from_weight_decay(var_list=[model.weights[2]])
+    model.optimizer.build(model.trainable_variables)
+    loaded = tfo.Lamb.from_config(model.optimizer.get_config())
+    loaded.build(model.trainable_variables)
+    with pytest.raises(RuntimeError, match=r"`, on .*, which it keeps\. Call"):
+        loaded.exclude_from_weight_decay(var_list=[model.weights[2]])
+
+
 @pytest.mark.parametrize(
     "pattern",
     cases.with_long(["^sequential", "dense.*/kernel", "^dense"], ["^dense"]),

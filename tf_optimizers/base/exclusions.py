@@ -125,14 +125,16 @@ class Exclusions:
         # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
             argument = "exclude_from_weight_decay"
+            loaded = "loaded with exclusions, which it keeps"
+            state = f", on an optimizer {loaded}" if self.saved else ""
             instead = f", or pass `{argument}` to the constructor"
             has_argument = (
                 argument in inspect.signature(type(optimizer)).parameters
             )
             raise RuntimeError(
                 f"`{argument}()` must be called before the optimizer is built. "
-                "Received: a call after `build`. Call the method on a new "
-                f"optimizer{instead if has_argument else ''}."
+                f"Received: a call after `build`{state}. Call the method on a "
+                f"new optimizer{instead if has_argument else ''}."
             )
         return found
 
