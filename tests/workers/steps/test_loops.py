@@ -178,9 +178,13 @@ def test_average_by_tensorflow_is_over_all_rows(ours, name):
     assert cases.error(found, losses) < TOLERANCE
 
 
-def test_average_is_that_of_each_of_two_batches(ours):
-    """A step gets data of two datasets, with different numbers of rows."""
-    losses = RNG.random(9).astype("float32"), RNG.random(5).astype("float32")
+@pytest.mark.parametrize("sizes", [(9, 5), (8, 7)])
+def test_average_is_that_of_each_of_two_batches(ours, sizes):
+    """A step gets data of two datasets, with different numbers of rows.
+
+    The first replica may have four rows of each.
+    """
+    losses = [RNG.random(size).astype("float32") for size in sizes]
     shared = [
         ours.experimental_distribute_dataset(batches(part, size=9))
         for part in losses

@@ -160,20 +160,26 @@ def check_vectors(
 
 def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     """Return the sum of a number over all replicas that have rows."""
-    if tf.executing_eagerly():
-        _check_one_device()
+    _check_one_device()
     if replica.share is not None:
         value = tf.where(replica.share.has_rows, value, 0.0)
     return replicas_of().sum(tf.stop_gradient(value))
 
 
-def _check_one_device() -> None:
-    """Raise, in an eager step, if the worker has several devices.
+def may_wait() -> bool:
+    """Return whether a replica may wait for a sum in the middle of a step.
 
-    In eager mode, the worker's replicas take turns. While a replica waits for a
-    sum, another replica runs, and replaces the `losses` of the model's layers.
+    This is false in an eager step if the worker has several devices. Then the
+    worker's replicas take turns. While a replica waits for a sum, another
+    replica runs, and replaces the `losses` of the model's layers.
     """
-    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+    devices = tf.distribute.get_strategy().extended.worker_devices
+    return not tf.executing_eagerly() or len(devices) == 1
+
+
+def _check_one_device() -> None:
+    """Raise unless `may_wait`."""
+    if not may_wait():
         raise RuntimeError(
             "A loss that needs a sum over all replicas, such as the sum of a "
             "mask, cannot run eagerly if workers have several devices. "
@@ -204,7 +210,7 @@ class Loop:
         self._rows = distinct(each.rows for each in counted)
         self.has_same_arguments = not counted and not others
 
-    def rows_of_batch(self, rows: Any) -> tuple[Any, Any] | None:
+    def rows_of_batch(self, rows: Any) -> tuple[Any, Any, Any] | None:
         """Return a batch's number of rows on this replica and on all replicas.
 
         Args:
@@ -213,8 +219,10 @@ class Loop:
                 the first batch.
 
         Returns:
-            A pair of int32 scalars. None if this object was created in another
-            graph, or if no batch has known numbers of rows.
+            Two int32 scalars, and whether they are certain: if batches have
+            different totals, another batch may have the same number of rows on
+            this replica. None if this object was created in another graph, or
+            if no batch has known numbers of rows.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -224,7 +232,8 @@ class Loop:
             for each in zip(*map(_own_and_total, self._rows), strict=True)
         )
         place = tf.argmax(tf.cast(own == rows, tf.int32))
-        return own[place], total[place]
+        is_certain = len(self._rows) == 1 or tf.reduce_all(total == total[0])
+        return own[place], total[place], is_certain
 
 
 def _own_and_total(rows: RowCounts) -> tuple[tf.Tensor, tf.Tensor]:
