@@ -221,8 +221,9 @@ class Loop:
         Returns:
             Two int32 scalars, and whether they are certain: if batches have
             different totals, another batch may have the same number of rows on
-            this replica. None if this object was created in another graph, or
-            if no batch has known numbers of rows.
+            this replica. If replicas cannot exchange numbers, only such a batch
+            makes them uncertain. None if this object was created in another
+            graph, or if no batch has known numbers of rows.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -231,8 +232,11 @@ class Loop:
             tf.stack(each)
             for each in zip(*map(_own_and_total, self._rows), strict=True)
         )
-        place = tf.argmax(tf.cast(own == rows, tf.int32))
+        fits = tf.cast(own == rows, tf.int32)
+        place = tf.argmax(fits)
         is_certain = len(self._rows) == 1 or tf.reduce_all(total == total[0])
+        if not may_wait():
+            is_certain |= tf.reduce_sum(fits) <= 1
         return own[place], total[place], is_certain
 
 

@@ -36,11 +36,7 @@ from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import merge_mask
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.share import (
-    factor_of_sum,
-    may_wait,
-    sum_over_replicas,
-)
+from tf_optimizers.workers.steps.share import factor_of_sum, sum_over_replicas
 from tf_optimizers.workers.worker_replicas import strategy_of_replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
@@ -133,7 +129,7 @@ def _average_of_loop(
     *counts, is_certain = known
     own, total = (tf.cast(count, tf.float32) for count in counts)
     fraction = tf.math.divide_no_nan(own, total)
-    if is_certain is not True and may_wait():
+    if is_certain is not True:
         fraction = tf.cond(is_certain, lambda: fraction, exchange)
     return loss * _cast(fraction, loss)
 
