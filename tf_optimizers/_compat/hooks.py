@@ -204,6 +204,10 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
         object.__setattr__(self, _IS_RESOLVING, True)
         return original(self) and not cannot_use_xla(self)
 
+    # If Keras lacks one of the names, replace nothing. A step under XLA then
+    # raises an error that asks for `jit_compile=False`.
+    if not has_names(WITHOUT_XLA):
+        return
     would_choose = keras.Model._resolve_auto_jit_compile
 
     def property_of(jit_compile: Any) -> property:
@@ -232,11 +236,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
         return property(look, assign, doc=jit_compile.__doc__)
 
-    # If Keras lacks one of the names, replace nothing. A step under XLA then
-    # raises an error that asks for `jit_compile=False`.
-    if has_names(WITHOUT_XLA):
-        hook("Model._resolve_auto_jit_compile", resolve)
-        replace("Model.jit_compile", property_of)
+    hook("Model._resolve_auto_jit_compile", resolve)
+    replace("Model.jit_compile", property_of)
 
 
 _XLA_IS_OFF = (
