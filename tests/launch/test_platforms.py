@@ -256,6 +256,12 @@ def test_port_of_another_job_is_an_error_before_workers_start(
     assert f"Received: h:{used}, but another".encode() in run.stderr
 
 
+def test_port_beyond_the_last_is_an_error():
+    place = Place("TF_CONFIG", ["h", "i"], 1)
+    with pytest.raises(ValueError, match="at most 65535. Received: i:65536"):
+        place.check_ports(place.addresses(2, 65535))
+
+
 @pytest.fixture
 def four_gpus(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"

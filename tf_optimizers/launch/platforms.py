@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 # The first port of a machine, unless `--port` or the scheduler sets another.
 PORT = 12345
+_LAST_PORT = 65535
 # How many seconds to wait until the workers of an earlier launcher have ended.
 _ENDING_SECONDS = 5.0
 # How many addresses a message shows before the last one.
@@ -69,7 +70,7 @@ class Place(NamedTuple):
         return found
 
     def check_ports(self, addresses: Sequence[str]) -> None:
-        """Raise unless the ports of this launcher's workers are free.
+        """Raise unless the ports of this launcher's workers exist and are free.
 
         Args:
             addresses: The result of `addresses`.
@@ -78,6 +79,12 @@ class Place(NamedTuple):
         deadline = time.monotonic() + _ENDING_SECONDS
         for address in addresses[self.rank * workers :][:workers]:
             port = int(address.rpartition(":")[2])
+            if port > _LAST_PORT:
+                raise ValueError(
+                    f"A port must be at most {_LAST_PORT}. Received: {address} "
+                    "for one of this launcher's workers. Set a lower first "
+                    "port."
+                )
             while _is_used(port):
                 if time.monotonic() > deadline:
                     raise ValueError(
