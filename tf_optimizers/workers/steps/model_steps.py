@@ -33,16 +33,13 @@ from tf_optimizers.workers._compat.step_functions import (
     step_of,
     summing_added_losses,
 )
+from tf_optimizers.workers.data import local_rounds
 from tf_optimizers.workers.data.batch_metadata import RowCounts, rows_of
 from tf_optimizers.workers.data.data_distribution import (
     as_tensor,
     batch_of_arrays,
     report_failure,
     split_arrays,
-)
-from tf_optimizers.workers.data.local_rounds import (
-    round_of_fit,
-    waits_of_fit,
 )
 from tf_optimizers.workers.steps.array_lengths import (
     gains_a_row,
@@ -143,12 +140,12 @@ class Steps:
         self._watch(model)
         # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
-        has_others = self._strategy.extended.workers > 1
-        if is_fit and has_others:
+        if is_fit and self._strategy.extended.workers > 1:
             if tf.executing_eagerly():
                 note_exchange()  # Each step reduces its logs.
             else:
-                reduction = Reduction(self._strategy, model, round_of_fit())
+                current = local_rounds.round_of_fit()
+                reduction = Reduction(self._strategy, model, current)
         return Step(step, kind, model, *known, reduction), shared
 
 
@@ -183,7 +180,7 @@ class Step:
         self._row_variables = row_variables
         self.reduction = reduction
         self._undo = contextlib.ExitStack()
-        self._waits = waits_of_fit()
+        self._waits = local_rounds.waits_of_fit()
         # The `Result` of each output that is a metric's result, by index.
         self._found: dict[int, Result] = {}
         # For each other output that is an array, by index: its name and shape.
@@ -228,10 +225,8 @@ class Step:
         names = names_of(returned, outputs)
         found = results_among(outputs, names, results)
         others = self._note_kinds(outputs, names, found)
-        warn_if_made_of(
-            updated.values(),
-            [(names[i], outputs[i]) for i in others if i not in found],
-        )
+        own = [(names[i], outputs[i]) for i in others if i not in found]
+        warn_if_made_of(updated.values(), own)
         if self._is_predicting and rows is not None:
             outputs = [
                 with_checked_rows(name, output, rows)
