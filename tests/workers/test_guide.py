@@ -99,6 +99,7 @@ def test_metrics_are_read_together_and_after_every_step(results):
     for result in results:
         np.testing.assert_allclose(result["read"]["found"], expected, 1e-6)
         assert result["read"]["asked"] == 8
+        assert result["read"]["copied"] == 12
         assert result["read"]["restored"] == 2
 
 

@@ -167,10 +167,17 @@ def read():
         if len(found) == 4:
             model.reset_metrics()
     metric_reads.gather_statements = gather
+    model.sum.total.assign(model.mean.count)
+    copied = float(model.sum.result())
     # Restoring a checkpoint assigns in this way.
     strategy.experimental_local_results(model.sum.total.value)[0].assign(1.0)
     restored = float(model.sum.result())
-    return {"found": found, "asked": len(asked), "restored": restored}
+    return {
+        "found": found,
+        "asked": len(asked),
+        "copied": copied,
+        "restored": restored,
+    }
 
 
 def assigned():

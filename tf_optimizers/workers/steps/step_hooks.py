@@ -298,6 +298,8 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
                 value = replica.weights.exact(variable, value)
         return original(variable, value)
     if replica.share is None:
+        # If the value is a variable, read it now, as a sum over replicas.
+        value = tf.convert_to_tensor(tf.cast(value, variable.dtype))
         with replica.set(is_assigning=True):
             assigned = original(variable, value)
         if tf.as_dtype(variable.dtype).is_integer:
