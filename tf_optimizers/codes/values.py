@@ -242,7 +242,7 @@ CODES: dict[str, Float | Int4 | Int2] = {
 
 
 def _in_range(scales: tf.Tensor) -> tf.Tensor:
-    """Clip scales, and round them to bfloat16; return them as float32."""
+    """Limit scales to bfloat16's range, set tiny ones to 0, and round them."""
     scales = tf.minimum(scales, tf.cast(tf.bfloat16.max, tf.float32))
     scales = tf.where(scales < _SMALLEST_SCALE, 0.0, scales)
     return tf.cast(tf.cast(scales, tf.bfloat16), tf.float32)

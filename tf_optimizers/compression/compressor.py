@@ -93,8 +93,8 @@ class Compressor:
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
         self.strategy = strategy
-        # The indices of variables that have been compressed, so that their
-        # residuals may be nonzero.
+        # The indices of variables that have been compressed. Only these may
+        # have nonzero residuals.
         self._ever_compressed: set[int] = set()
         self._is_begun = False
         # The step count when nonzero residuals were loaded, if the cool-down

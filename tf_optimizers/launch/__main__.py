@@ -137,7 +137,7 @@ def is_runnable_module(name: str) -> bool:
         return False
     try:
         spec = importlib.util.find_spec(parts[0])
-    except ValueError:  # A module without a spec, such as `__main__`.
+    except ValueError:  # An imported module without a spec.
         return False
     for depth in range(2, len(parts) + 1):
         spec = _child(spec, ".".join(parts[:depth]))

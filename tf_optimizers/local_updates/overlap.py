@@ -30,7 +30,8 @@ class OverlappedExchange:
         rounds: The optimizer's rounds. The optimizer has `overlap=True`.
         compressor: The optimizer's compressor.
         outer_learning_rate: Multiplies the sums of entries.
-        weights: Returns this replica's weights of variables.
+        weights: Returns this replica's full-precision weights for the
+            given variables.
         accumulate: Called as `accumulate(index, moved, weight, None)`. Adds the
             change of a weight in a round to the weight's residual.
     """

@@ -167,8 +167,8 @@ def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
 def check_layers(layers: Iterable[keras.layers.Layer]) -> None:
     """Raise if a layer is a `SpectralNormalization`.
 
-    This layer would change its weights before the first step of a round, so
-    replicas would start the round from different weights.
+    In the first step of a round, its forward pass would change weights before
+    the optimizer copies them, so replicas would start from different weights.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.SpectralNormalization):

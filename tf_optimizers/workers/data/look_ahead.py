@@ -213,9 +213,10 @@ class AheadIterator(DistributedIterator):
     ) -> tf.Tensor:
         """Return the summary of the next batch, in a round of local steps.
 
-        Workers exchange notes in the last step of a round, and in the step on a
-        worker's last batch. In other steps, the summary comes from this
-        worker's notes, and is followed by the notes still to be exchanged.
+        Workers exchange notes in the last step of a round, in the step on a
+        worker's last batch, and if a whole round's notes are waiting. In other
+        steps, the summary comes from this worker's notes, and is followed by
+        the notes still to be exchanged.
 
         Args:
             known: The summary of this batch.
