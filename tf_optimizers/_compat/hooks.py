@@ -23,6 +23,7 @@ from tf_optimizers._compat.patches import (
     hook,
     replace,
 )
+from tf_optimizers._compat.strategies import replaced
 
 
 @functools.cache
@@ -84,14 +85,23 @@ def _build(model: keras.Model, build: Callable[[], None]) -> None:
     if not _has_custom_step(model):
         build()
         return
-    count = len(model.variables)
+    count, call, returned = len(model.variables), model.call, []
+
+    @functools.wraps(call)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        returned.append(True)
+        return result
+
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), replaced([(model, "call", noted)]):
             warnings.simplefilter("ignore")
             build()
     except Exception as error:  # The user's code may raise any error.
         unbuilt = [each.name for each in layers_of(model) if not each.built]
-        is_partial = unbuilt and len(model.variables) > count
+        # If `call` has returned, only its outputs, such as tensors of unknown
+        # rank, can be at fault. Then the built layers have the right shapes.
+        is_partial = unbuilt and len(model.variables) > count and not returned
         if is_partial and not model.run_eagerly:
             raise RuntimeError(
                 "A model must be built before its first step, or its `call` "

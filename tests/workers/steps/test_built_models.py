@@ -57,6 +57,23 @@ class NeedsValues(Halves):
         return x if float(keras.ops.sum(x)) < 1e6 else -x
 
 
+class Unshaped(Halves):
+    """`call` returns a tensor of unknown rank, and leaves out a layer."""
+
+    columns = 4
+
+    def __init__(self):
+        super().__init__()
+        self.scale = keras.Sequential([keras.layers.Rescaling(2.0)])
+
+    def call(self, x):
+        return tf.squeeze(super().call(x))
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((self.scale(x), y[:, 0]))
+
+
 class Wrong(Halves):
     """Has an error that it finds at any data, in `call` or `build`."""
 
@@ -83,7 +100,8 @@ def fitted(model, run_eagerly=False):
 
 
 @pytest.mark.parametrize(
-    ("make", "eagerly"), [(FitsAtOnce, False), (NeedsValues, True)]
+    ("make", "eagerly"),
+    [(FitsAtOnce, False), (NeedsValues, True), (Unshaped, False)],
 )
 def test_step_builds_what_call_does_not(ours, make, eagerly):
     expected, loss = run_twice(ours, lambda: fitted(make(), eagerly))
