@@ -96,6 +96,10 @@ class Rounds:
             trainable=False,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
+        # The variables that traced steps update. A step may assign other
+        # trainable weights itself, such as a moving average of the model. Such
+        # an assignment is no update to exchange.
+        self._stepped: list[tf.Variable] = []
         self._functions: dict[Hashable, Callable] = {}
 
     @property
@@ -145,9 +149,9 @@ class Rounds:
                 if base is not common:
                     own_component(base).assign(weight)
 
-        taken = own_component(self._taken)
+        self._stepped += [v for v in stepped if not _is_in(self._stepped, v)]
+        taken, moved = map(own_component, (self._taken, self._moved))
         tf.cond(taken == 0, keep, lambda: None)
-        moved = own_component(self._moved)
         steps = [_is_in(stepped, variable) for variable, _ in self._starts]
         known = self._may_have_moved(taken.read_value(), moved.read_value())
         moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
@@ -167,16 +171,17 @@ class Rounds:
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return sets of variables, and whether to exchange each set now.
 
-        The usual set is all variables that are trainable or `stepped`. But a
-        step that was traced before a variable was frozen may have changed this
-        variable. If so, all variables are exchanged.
+        The usual set is all variables that are `stepped`, and trainable ones
+        that any traced step updates. But a step that was traced before a
+        variable was frozen, or another step, may have changed other variables.
+        If so, all variables are exchanged.
 
         Args:
             stepped: The variables that the step updates.
             is_due: bool scalar. Whether the step ends its round.
         """
         usual = tuple(
-            variable.trainable or _is_in(stepped, variable)
+            _is_in(self._stepped if variable.trainable else stepped, variable)
             for variable, _ in self._starts
         )
         if all(usual):
@@ -282,17 +287,18 @@ class Rounds:
     ) -> None:
         """Call `end` on every replica, with the variables to exchange.
 
-        These are the variables that are trainable, or that may have changed
-        since all replicas had equal weights. `end` is traced once for each
-        choice and each value of `sparse`, which identifies the variables with
-        sparse gradients.
+        These are the trainable variables that steps update, and all variables
+        that may have changed since all replicas had equal weights. `end` is
+        traced once for each choice and each value of `sparse`, which identifies
+        the variables with sparse gradients.
         """
         taken = tf.constant(self.taken, tf.int64)
         moved = self._may_have_moved(
             taken, components(self._moved)[0].read_value()
         )
         choice = tuple(
-            variable.trainable or bool(has_moved)
+            bool(has_moved)
+            or (variable.trainable and _is_in(self._stepped, variable))
             for (variable, _), has_moved in zip(
                 self._starts, moved.numpy(), strict=True
             )

@@ -9,6 +9,8 @@ import tensorflow as tf
 from arrays import assert_equal
 from local import assert_copies_agree, copies, per_replica
 
+import tf_optimizers as tfo
+
 # For steps of 0.1 and more.
 TOLERANCE = 1e-6
 
@@ -100,28 +102,34 @@ def test_statistics_are_common_when_read(ours, tmp_path):
     )
 
 
+class Follows(keras.Sequential):
+    """Keeps averages of the weights of its last layer."""
+
+    def follow(self, trainable):
+        self.averages = [
+            keras.Variable(weight * 0, trainable=trainable)
+            for weight in self.layers[-1].weights
+        ]
+        self.steps = keras.Variable(0, trainable=False, dtype="int32")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for average, weight in zip(
+            self.averages, self.layers[-1].weights, strict=True
+        ):
+            average.assign(0.3 * average + 0.7 * weight)
+        self.steps.assign_add(1)
+        return logs
+
+
 def test_replicas_that_get_the_same_keep_it(ours):
     """Counters, averages of weights and aggregated state are bitwise equal."""
-
-    class Follows(keras.Sequential):
-        def train_step(self, data):
-            logs = super().train_step(data)
-            for average, weight in zip(
-                self.averages, self.layers[-1].weights, strict=True
-            ):
-                average.assign(0.3 * average + 0.7 * weight)
-            self.steps.assign_add(1)
-            return logs
 
     with ours.scope():
         keras.utils.set_random_seed(1)
         layers = [state.Center(aggregation="mean"), keras.layers.Dense(2)]
         model = Follows([keras.Input((4,)), *layers])
-        model.averages = [
-            keras.Variable(weight * 0, trainable=False)
-            for weight in model.layers[-1].weights
-        ]
-        model.steps = keras.Variable(0, trainable=False, dtype="int32")
+        model.follow(trainable=False)
         model.compile(keras.optimizers.SGD(0.1), "mse")
     found = []
     keep = keras.callbacks.LambdaCallback(
@@ -132,6 +140,28 @@ def test_replicas_that_get_the_same_keep_it(ours):
     assert_copies_agree(ours, model.weights)
     assert int(model.steps.numpy()) == 6
     assert all(ours.common_state.is_assigned(v) for v in model.averages)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:SparseLoCo saves traffic:UserWarning",
+    "ignore:Gradients do not exist:UserWarning",
+)
+@pytest.mark.parametrize("overlap", cases.with_long([False, True], [True]))
+def test_average_of_local_weights_is_no_update(ours, overlap):
+    """Replicas do not compress what a step assigns to trainable weights."""
+    with ours.scope():
+        model = Follows([keras.Input((4,)), keras.layers.Dense(2)])
+        model.follow(trainable=True)
+        optimizer = tfo.SparseLoCo(
+            keras.optimizers.SGD(0.1),
+            sync_every=2,
+            sparsity=(0.5,),
+            min_compress_size=2,
+            overlap=overlap,
+        )
+        model.compile(optimizer, "mse")
+    with pytest.raises(RuntimeError, match="make the variable `trainable=Fal"):
+        state.fit(model)
 
 
 @pytest.mark.parametrize("method", ["fit", "predict", "save"])

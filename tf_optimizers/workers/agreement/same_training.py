@@ -31,9 +31,10 @@ _CALLBACKS = (
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
-    "replica computes the value from its own rows. Apply the change with an "
-    "optimizer; make the variable `trainable=False`; or assign a value that is "
-    "the same on all replicas, such as "
+    "replica computes the value from its own rows or, with local steps, its "
+    "own weights. Apply the change with an optimizer; make the variable "
+    "`trainable=False`; or assign a value that is the same on all replicas, "
+    "such as "
     "`tf.distribute.get_replica_context().all_reduce('SUM', value)`. If the "
     "step changes weights only temporarily, copy them first "
     "(`tf.identity(weight)`), and assign the copies at the end of the step."

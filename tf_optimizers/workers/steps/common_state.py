@@ -45,7 +45,7 @@ from tf_optimizers.workers.agreement.statements import (
 )
 from tf_optimizers.workers.steps.adapters import check_adapters
 from tf_optimizers.workers.worker_replicas import is_ours
-from tf_optimizers.wrapped import has_common_weights
+from tf_optimizers.wrapped import has_common_weights, local_steppers
 
 _HINT = (
     "Save, evaluate and predict on every worker: these calls average, over all "
@@ -90,6 +90,9 @@ class AverageState(keras.callbacks.Callback):
         self._keep()
 
     def _make_common(self, subject: str) -> None:
+        # Within a round of local steps, trainable weights are not compared.
+        for optimizer in local_steppers(self.model):
+            optimizer.synchronize()
         strategy = self.model.distribute_strategy
         strategy.common_state.make_common(self.model, subject, is_by_all=True)
 
