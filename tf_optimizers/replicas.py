@@ -315,21 +315,6 @@ def replicas_of(
     return kind(strategy)
 
 
-def check_in_run(strategy: tf.distribute.Strategy) -> None:
-    """Raise if a call of `apply` is outside of `strategy.run`.
-
-    With one replica, the call is an error only in a strategy's scope.
-    """
-    context = tf.distribute.get_replica_context()
-    replicas = strategy.num_replicas_in_sync
-    if context is None or context.num_replicas_in_sync < replicas:
-        raise RuntimeError(
-            "`apply` must run in `strategy.run`. Received: a call outside of "
-            "`strategy.run`. Pass `strategy.run` a function that computes "
-            "gradients and calls `apply`, or use `fit` or `train_on_batch`."
-        )
-
-
 def _merge_call(merged: Any, values: Sequence[tf.Tensor]) -> Any:
     context = tf.distribute.get_replica_context()
     return context.merge_call(merged, args=(list(values),))

@@ -86,6 +86,18 @@ def test_optimizer_made_outside_is_built_by_a_custom_step(mirrored, name):
     assert_equal(*weights)
 
 
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"loss_scale"}))
+def test_step_outside_of_run_names_the_remedy(name, devices):
+    """TensorFlow's errors are about the scope, or about indices."""
+    variables = make_model(tf.distribute.MirroredStrategy(devices)).variables
+    gradients = [tf.ones(variable.shape) for variable in variables]
+    before = [variable.numpy() for variable in variables]
+    with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
+        MADE[name]().apply(gradients, variables)
+    assert_equal(before, variables)
+
+
 def test_rate_and_count_that_were_set_before_are_kept(mirrored):
     model = make_model(mirrored)
     optimizer = tfo.Lamb(0.1)

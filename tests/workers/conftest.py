@@ -24,3 +24,15 @@ def optimized_graphs():
     )
     yield
     tf.config.optimizer.set_experimental_options(options)
+
+
+@pytest.fixture
+def of_one_replica(monkeypatch):
+    """Return our strategy, with one replica in this process."""
+    import tf_optimizers as tfo
+
+    first, *_ = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: [first])
+    strategy = tfo.SparseMultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 1
+    return strategy

@@ -54,8 +54,41 @@ def bring_in(
             variable._initialize(variable.numpy())
 
 
+_OUTSIDE = (
+    "`apply` must run in `strategy.run`. Received: a call outside of "
+    "`strategy.run`. Pass `strategy.run` a function that computes gradients "
+    "and calls `apply`, or use `fit` or `train_on_batch`."
+)
+
+
+def check_in_run(strategy: tf.distribute.Strategy) -> None:
+    """Raise if a call of `apply` is outside of `strategy.run`.
+
+    With one replica, the call is an error only in a strategy's scope.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = strategy.num_replicas_in_sync
+    if context is None or context.num_replicas_in_sync < replicas:
+        raise RuntimeError(_OUTSIDE)
+
+
+def check_built_in_run(maker: tf.distribute.Strategy | None) -> None:
+    """Raise if a step that builds an optimizer is outside of `maker.run`.
+
+    This is an error even with one replica: TensorFlow's own errors do not say
+    what to do.
+
+    Args:
+        maker: The strategy that created the optimizer's variables, if any.
+    """
+    context = tf.distribute.get_replica_context()
+    if maker is not None and (context is None or context.strategy is not maker):
+        raise RuntimeError(_OUTSIDE)
+
+
 def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
     """Build an optimizer in a step, for all replicas at once."""
+    check_built_in_run(maker_of(variables))
     call_for_all(lambda: optimizer.build(variables))
 
 

@@ -15,7 +15,11 @@ from tf_optimizers._compat.keras_internals import (
     variable_index,
     with_hooks,
 )
-from tf_optimizers._compat.strategies import adopt, build_together
+from tf_optimizers._compat.strategies import (
+    adopt,
+    build_together,
+    check_in_run,
+)
 from tf_optimizers._compat.tensorflow_internals import (
     switch_across_replicas,
     update_each,
@@ -42,7 +46,7 @@ from tf_optimizers.base.precision import (
     store_weight,
 )
 from tf_optimizers.checks import check_base_arguments, check_learning_rate
-from tf_optimizers.replicas import check_in_run, replicas_of
+from tf_optimizers.replicas import replicas_of
 
 
 @with_hooks

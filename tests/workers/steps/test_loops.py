@@ -281,11 +281,12 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
         model.fit(data, class_weight={0: 2.0}, shuffle=False)
 
 
+@pytest.mark.parametrize("replicas", ["ours", "of_one_replica"])
 @pytest.mark.parametrize("is_inside", [True, False])
-def test_step_outside_of_run_names_the_remedy(ours, is_inside):
+def test_step_outside_of_run_names_the_remedy(request, replicas, is_inside):
     """TensorFlow's errors are about indices, or about the scope."""
     outside = keras.optimizers.Adam()
-    with ours.scope():
+    with request.getfixturevalue(replicas).scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.Adam() if is_inside else outside
     with pytest.raises(RuntimeError, match="must run in `strategy.run`"):

@@ -11,7 +11,6 @@ import tensorflow as tf
 from custom_steps import Guide, X, Y
 from one_process import TOLERANCE, assert_trains_alike, run_twice
 
-import tf_optimizers as tfo
 from tf_optimizers.workers.steps.replica_state import replica
 
 
@@ -232,16 +231,6 @@ def test_steps_may_return_variables_and_truth_values(ours, eagerly):
         assert own.keys() == other.keys()
         for name, value in other.items():
             assert float(own[name]) == pytest.approx(float(value), 1e-5), name
-
-
-@pytest.fixture
-def of_one_replica(monkeypatch):
-    """Return our strategy, with one replica in this process."""
-    first, *_ = tf.config.list_logical_devices("CPU")
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: [first])
-    strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 1
-    return strategy
 
 
 @pytest.mark.parametrize(

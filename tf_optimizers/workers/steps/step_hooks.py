@@ -23,11 +23,12 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers._compat.strategies import (
     adopt,
     call_for_all,
+    check_built_in_run,
     is_adopted,
     made_outside,
     maker_of,
 )
-from tf_optimizers.replicas import check_in_run, replicas_of
+from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.steps.common_state import note_assigned
 from tf_optimizers.workers.steps.kept_gradients import check_even_if_kept
 from tf_optimizers.workers.steps.metric_variables import (
@@ -104,8 +105,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     is_known = optimizer.built and is_adopted(optimizer)
     maker = None if is_known else maker_of(variables or ())
     if maker is not None and is_ours(maker):
-        # Outside of `run`, TensorFlow's own errors do not say what to do.
-        check_in_run(maker)
+        check_built_in_run(maker)
     strategy = strategy_of_replica()
     if strategy is None:
         return
