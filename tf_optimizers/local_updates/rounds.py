@@ -105,7 +105,9 @@ class Rounds:
     @property
     def taken(self) -> int:
         """The number of local steps since all replicas had equal weights."""
-        return int(tf.convert_to_tensor(self._taken.value))
+        taken = backend_variable(self._taken)
+        # A variable that a `tf.function` creates has no value until later.
+        return int(tf.convert_to_tensor(taken)) if taken.is_initialized() else 0
 
     def left(self) -> tf.Tensor:
         """Return the number of local steps left in the round, int64."""

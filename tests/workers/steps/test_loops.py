@@ -5,8 +5,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from local import per_replica
+from local import copies, per_replica
 from one_process import TOLERANCE, assert_trains_alike
+
+import tf_optimizers as tfo
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((9, 3)).astype("float32")
@@ -292,6 +294,22 @@ def test_step_outside_of_run_names_the_remedy(request, replicas, is_inside):
     with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
         optimizer.apply([tf.ones([2])], [variable])
     np.testing.assert_array_equal(variable, [1.0, 2.0])
+
+
+def test_first_step_in_a_graph_builds_a_scaled_optimizer(ours):
+    with ours.scope():
+        variable = keras.Variable([1.0, 2.0])
+        local = tfo.SparseLoCo(keras.optimizers.SGD(0.25), sync_every=2)
+        optimizer = keras.optimizers.LossScaleOptimizer(local, 1.0)
+
+    @tf.function
+    def step():
+        ours.run(lambda: optimizer.apply([tf.fill([2], 0.5)], [variable]))
+
+    step()
+    assert not local.is_synchronized
+    step()
+    np.testing.assert_array_equal(copies(ours, variable), [[0.5, 1.5]] * 2)
 
 
 def test_integers_of_metrics_keep_their_sum_outside_of_steps(ours):
