@@ -1,5 +1,7 @@
 """Custom loops count the same rows as one process."""
 
+import contextlib
+
 import cases
 import keras
 import numpy as np
@@ -283,16 +285,32 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
         model.fit(data, class_weight={0: 2.0}, shuffle=False)
 
 
+@pytest.mark.parametrize("is_built", [True, False])
 @pytest.mark.parametrize("replicas", ["ours", "of_one_replica"])
 @pytest.mark.parametrize("is_inside", [True, False])
-def test_step_outside_of_run_names_the_remedy(request, replicas, is_inside):
-    """TensorFlow's errors are about indices, or about the scope."""
+def test_step_outside_of_run_names_the_remedy(
+    request, replicas, is_inside, is_built
+):
+    """TensorFlow's errors are about indices, or about the scope.
+
+    With an optimizer that is built, each worker would train alone.
+    """
+    strategy = request.getfixturevalue(replicas)
     outside = keras.optimizers.Adam()
-    with request.getfixturevalue(replicas).scope():
+    with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.Adam() if is_inside else outside
-    with pytest.raises(RuntimeError, match="must run in `strategy.run`"):
-        optimizer.apply([tf.ones([2])], [variable])
+        if is_built:
+            optimizer.build([variable])
+    scopes = [strategy.scope()]
+    if not is_built or strategy.num_replicas_in_sync > 1:
+        scopes.append(contextlib.nullcontext())
+    for scope in scopes:
+        with (
+            scope,
+            pytest.raises(RuntimeError, match="must run in `strategy.run`"),
+        ):
+            optimizer.apply([tf.ones([2])], [variable])
     np.testing.assert_array_equal(variable, [1.0, 2.0])
 
 

@@ -19,11 +19,13 @@ from tf_optimizers._compat.keras_internals import (
     built_variables,
     has_hooks,
     is_overwritten,
+    strategy_of,
 )
 from tf_optimizers._compat.strategies import (
     adopt,
     call_for_all,
     check_built_in_run,
+    check_in_run,
     is_adopted,
     made_outside,
     maker_of,
@@ -64,9 +66,9 @@ def apply(
     no share; see `agree_on_overflow`.
 
     Raises:
-        RuntimeError: If the optimizer is not built, and the call is outside of
-            `strategy.run`; or if workers have different optimizers or weights
-            in the optimizer's first step.
+        RuntimeError: If the call is outside of `strategy.run`, with several
+            replicas or in the strategy's scope; or if workers have different
+            optimizers or weights in the optimizer's first step.
         ValueError: If variables were created outside of the strategy's scope.
         tf.errors.InvalidArgumentError: See `check_even_if_kept`.
     """
@@ -103,9 +105,12 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     strategy's scope is moved into the strategy.
     """
     is_known = optimizer.built and is_adopted(optimizer)
-    maker = None if is_known else maker_of(variables or ())
+    maker = strategy_of(optimizer) if is_known else maker_of(variables or ())
     if maker is not None and is_ours(maker):
-        check_built_in_run(maker)
+        # Outside of `run`, an optimizer that is built would train each worker
+        # alone.
+        check = check_in_run if optimizer.built else check_built_in_run
+        check(maker)
     strategy = strategy_of_replica()
     if strategy is None:
         return
