@@ -541,6 +541,16 @@ def test_predictions_without_an_element_per_row_are_rejected(ours, name, rows):
         model.predict_on_batch(custom_steps.X[:rows])
 
 
+def test_batch_is_split_if_predict_is_wrapped(ours, monkeypatch):
+    """Packages that log calls wrap methods of `keras.Model`."""
+    predict = keras.Model.predict
+    wrapped = lambda *args, **kwargs: predict(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(keras.Model, "predict", wrapped)
+    with ours.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert model.predict_on_batch(np.ones((4, 3))).shape == (4, 2)
+
+
 def test_predictions_are_those_of_the_rows(ours):
     expected, found = run_twice(ours, custom_steps.predictions)
     assert found == expected

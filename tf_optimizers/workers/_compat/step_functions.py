@@ -197,7 +197,11 @@ def _untraced(function: Any) -> Callable:
 
 def _model_of_predict(function: Callable) -> keras.Model | None:
     """Return the model of Keras's predict function, None for other objects."""
-    if getattr(function, "__module__", None) != keras.Model.predict.__module__:
+    # Other packages, or the user, may have wrapped `keras.Model.predict`.
+    trainer = next(
+        each for each in keras.Model.mro()[1:] if "predict" in vars(each)
+    )
+    if getattr(function, "__module__", None) != trainer.__module__:
         return None
     cells = getattr(function, "__closure__", None) or ()
     models = [cell.cell_contents for cell in cells]
