@@ -29,7 +29,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "parted"]
-    parts += ["copied"]
+    parts += ["copied", "first_replicas"]
     parts += ["compared", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized", "empty"]
     parts += ["moved"]
@@ -117,6 +117,15 @@ def test_assigned_state_is_common_when_read(results):
     model.train_on_batch(*data)
     for found in first["saved"]:
         assert found == pytest.approx(state.center_of(model), rel=1e-5)
+
+
+def test_state_of_first_replicas_is_common(results):
+    """TensorFlow copies it only within a worker."""
+    first, second = (result["first_replicas"] for result in results)
+    assert first == second
+    model = state.center()
+    state.fit(model, epochs=1)
+    assert first == pytest.approx(state.center_of(model), rel=1e-5)
 
 
 def test_values_of_a_worker_are_common_in_the_model_set_to_them(results):

@@ -232,6 +232,14 @@ def copied():
     return {"own": own, "found": found, "error": message}
 
 
+def first_replicas():
+    """Return state that each worker takes from its first replica."""
+    with Strategy().scope():
+        model = state.center(aggregation="only_first_replica")
+    state.fit(model, epochs=1)
+    return state.center_of(model).tolist()
+
+
 def parted():
     """Return the error of a weight that a layer assigns in each step."""
     with Strategy().scope():
@@ -998,7 +1006,7 @@ PARTS = {
     part.__name__: part
     for part in (
         *(guide, uncompiled, read, another_cluster),
-        *(versions, hashes, shifted, assigned, copied, parted),
+        *(versions, hashes, shifted, assigned, copied, first_replicas, parted),
         *(order, seeds, counts, files, kinds, outside, looped, rows),
         *(compared, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),

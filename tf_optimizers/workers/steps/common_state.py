@@ -165,8 +165,10 @@ class CommonState:
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the current step assigns a value to a variable."""
-        if variable.aggregation != "none":
-            return  # TensorFlow itself reduces the value over replicas.
+        # TensorFlow itself reduces the value over replicas, except that it
+        # copies the first replica's value only within a worker.
+        if variable.aggregation not in ("none", "only_first_replica"):
+            return
         if self.is_assigned(variable):
             is_training &= self._assigned[id(variable)].only_in_training
         self._assigned[id(variable)] = _Assigned(
