@@ -223,8 +223,8 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
     def property_of(jit_compile: Any) -> property:
         def look(self: Any) -> Any:
             value = jit_compile.fget(self)
-            # Keras's getter has just resolved "auto", and has stored the result
-            # without calling the setter.
+            # If the mark is still set, Keras's getter has just resolved "auto",
+            # and has stored the result without calling the setter.
             if vars(self).pop(_IS_RESOLVING, False):
                 object.__setattr__(self, _IS_AUTO, True)
             is_auto = getattr(self, _IS_AUTO, None)  # None: set earlier.

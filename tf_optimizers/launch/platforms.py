@@ -91,8 +91,8 @@ class Place(NamedTuple):
                         "The ports of this launcher's workers must be free. "
                         f"Received: {address}, but another process, perhaps "
                         f"of another job, uses port {port}. On all machines, "
-                        "pass another `--port`, or change the ports that "
-                        f"{self.found} sets."
+                        "pass another `--port`. If the platform sets ports, "
+                        "change these instead."
                     )
                 time.sleep(0.1)
 
