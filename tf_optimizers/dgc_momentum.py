@@ -496,9 +496,8 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
     ):
         raise TypeError(
             "`regularizer` must be None or an instance of "
-            "`keras.regularizers.L1`, `L2` or `L1L2`, such as "
-            "`keras.regularizers.L2(1e-4)`. Received: "
-            f"regularizer={regularizer!r}."
+            "`keras.regularizers.L1`, `L2` or `L1L2`, not of a subclass, such "
+            f"as `keras.regularizers.L2(1e-4)`. Received: {regularizer!r}."
         )
     l1, l2 = (float(getattr(regularizer, key, 0.0)) for key in ("l1", "l2"))
     return l1, l2

@@ -94,7 +94,9 @@ class ChiefOnly(keras.callbacks.Callback):
         self._group = replicas_of(model.distribute_strategy)
         with _keeping_generators():
             if self.callback is None and self._group.worker == 0:
-                self.callback = _checked(self._make())
+                self.callback = _checked(
+                    self._make(), "a function that returned "
+                )
             self._call("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -146,11 +148,13 @@ def _keeping_generators() -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _checked(callback: Any) -> keras.callbacks.Callback:
+def _checked(
+    callback: Any, received: str = "callback="
+) -> keras.callbacks.Callback:
     if not isinstance(callback, keras.callbacks.Callback):
         raise TypeError(
             "`callback` must be a `keras.callbacks.Callback`, or a function "
-            f"that returns a callback. Received: callback={callback!r}. In a "
+            f"that returns a callback. Received: {received}{callback!r}. In a "
             "list of callbacks, wrap each callback separately."
         )
     return callback

@@ -14,8 +14,8 @@ from tf_optimizers._compat.owned import RowRange
 
 # A replica's load is the number of bytes that it owns. A load of more than this
 # factor times the mean load causes a warning. If all large variables can be
-# split into equal pieces, no replica has such a load: a variable that is not
-# split has at most half of the mean load.
+# split into equal pieces, one for each replica, no replica has such a load: a
+# variable that is not split has at most half of the mean load.
 _LARGEST_LOAD = 1.5
 # Keras's elementwise optimizers: the update of an element depends on no other
 # element.

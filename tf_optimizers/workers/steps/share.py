@@ -184,7 +184,7 @@ def _check_one_device() -> None:
             "A loss that needs a sum over all replicas, such as the sum of a "
             "mask, cannot run eagerly if workers have several devices. "
             "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
-            "`compile`, call the loss in a `tf.function`, or use one device "
+            "`compile`, run the step in a `tf.function`, or use one device "
             "per worker."
         )
 
@@ -368,7 +368,7 @@ def trace_with_rows(
         return tf.TensorSpec(shape, tensor.dtype)
 
     leaves = tf.nest.flatten(batch, expand_composites=True)
-    # Keras passes None for weights that are not given.
+    # Keras passes None for sample weights that are not given.
     places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
 
     def call(*tensors: tf.Tensor) -> None:
