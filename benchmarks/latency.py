@@ -50,9 +50,12 @@ WIDTH, BATCH = 512, 64
 
 ROUNDS = 3
 SECONDS_PER_TURN = 2.0
-FEWEST_STEPS, MOST_STEPS = 3, 24
+MOST_STEPS = 24
+# A step without local steps counts as a round. With fewer rounds, the median
+# would be that of the last round, which also waits for the end of the data.
+FEWEST_ROUNDS = 3
 LOCAL_STEPS = (8, 16)
-MOST_IN_ROUNDS = 32  # `MOST_STEPS`, rounded up to whole rounds of any length.
+MOST_IN_ROUNDS = FEWEST_ROUNDS * max(LOCAL_STEPS)
 
 STRATEGIES = {"stock": STOCK, "ours": OURS}
 MOMENTUM = {
@@ -224,8 +227,8 @@ class Contest:
         least = CONTENDERS[name].round
         self._measure(name, least)
         fitting = int(SECONDS_PER_TURN / (time.perf_counter() - start))
-        steps = min(max(fitting * least, FEWEST_STEPS), MOST_STEPS)
-        return -(-steps // least) * least
+        most = max(MOST_STEPS // least, FEWEST_ROUNDS)
+        return min(max(fitting, FEWEST_ROUNDS), most) * least
 
     def _measure(self, name: str, steps: int) -> list[float]:
         return self.asked[name].ask(
