@@ -90,7 +90,8 @@ class AverageState(keras.callbacks.Callback):
         self._keep()
 
     def _make_common(self, subject: str) -> None:
-        # Within a round of local steps, trainable weights are not compared.
+        # `CommonWeights` may run after this callback. But within a round of
+        # local steps, trainable weights would not be compared.
         for optimizer in local_steppers(self.model):
             optimizer.synchronize()
         strategy = self.model.distribute_strategy
