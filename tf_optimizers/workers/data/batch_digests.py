@@ -228,8 +228,8 @@ def summarize(notes: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     differs = ~same
     is_undecided = tf.reduce_any(differs) & ~tf.reduce_any(agrees)
     # A batch is undecided if a slot differs, and no slot is both equal and
-    # informative: for example, if images differ, and all labels are 0. An
-    # undecided batch counts as different in three cases:
+    # informative: for example, if images differ, and all labels are 0. With
+    # `Comparison.ROWS`, an undecided batch counts as different in three cases:
     # - A slot that differs was equal and informative before.
     # - No used slot is equal on all replicas.
     # - Too many consecutive batches were undecided, and no slot was ever equal

@@ -7,9 +7,9 @@ replica's next batch is two elements after its current batch:
     this batch: has_part, rows    1, 4     1, 4     1, 2     0, 0     0, 0
     next batch: has_part, rows    1, 2     0, 0     0, 0     0, 0     0, 0
 
-c' is padding for replicas whose data have ended, since few layers accept a
-batch without rows. It is the first row of c or, if the number of rows is fixed,
-all of c.
+With `is_endless`, the dataset continues with padding, c', for replicas whose
+data have ended, since few layers accept a batch without rows. The padding is
+the first row of c or, if the number of rows is fixed, all of c.
 """
 
 from collections.abc import Callable, Sequence

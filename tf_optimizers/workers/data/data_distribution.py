@@ -302,7 +302,7 @@ def with_notes(
     total: int | None = None,
     **options: bool,
 ) -> tf.data.Dataset:
-    """Add a note to each element of a dataset; replicas take elements in turn.
+    """Add notes to each element of a dataset; replicas take elements in turn.
 
     Args:
         dataset: This worker's dataset, which workers do not share.

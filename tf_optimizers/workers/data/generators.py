@@ -39,7 +39,7 @@ class SynchronizedGenerator:
 
     Attributes:
         peeked: The batches that Keras has drawn to find their type. Every
-            iterator begins with these batches.
+            iterator that Keras makes yields these batches first.
     """
 
     def __init__(self, generator: Generator) -> None:

@@ -6,8 +6,8 @@ step, so that few other steps wait for the network:
 
     step       1   2   3  ...   H   1   2  ...
     entries                     x
-    notes                       x
-    logs       x*               x               * in the first step of an epoch
+    notes      x*               x               *  in an iterator's first step
+    logs       x**              x               ** in an epoch's first step
 
 But a loss or a layer may exchange values in every step, for example the sum of
 a mask. Such a step would wait forever for a worker whose data have ended. So
@@ -31,7 +31,7 @@ from tf_optimizers.wrapped import (
 
 
 class _Training(threading.local):
-    """Describes the training that `fit` runs in the current thread."""
+    """Describes the train function that runs in the current thread."""
 
     optimizers: Sequence[Any] = ()  # The optimizers that take local steps.
     waits: Any = None  # The variable from `with_rounds`.
@@ -46,8 +46,8 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
     The wrapper also has a variable: whether steps exchange values in the middle
     of a round. `waits_of_fit` returns the variable.
 
-    Return `function` itself if the model has no optimizer, or an optimizer that
-    takes no local steps.
+    Return `function` itself if the model has no optimizer, or if one of its
+    optimizers may exchange values in every step.
     """
     optimizers = only_local_steppers(model)
     if not optimizers:

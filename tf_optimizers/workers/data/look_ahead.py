@@ -44,11 +44,11 @@ class AheadIterator(DistributedIterator):
     with a step, workers gather the notes of all replicas on the next batch, and
     store a summary of these notes in a variable.
 
-    Notes may also contain the number of rows of the whole batch. Then, in a
-    round of local steps (`local_rounds.py`), workers gather notes only in the
-    last step, or when the data end. Until then, each worker computes summaries
-    from its own notes. The variable contains the summary, followed by the notes
-    of the round so far.
+    Notes may also contain the number of rows of the whole batch. Then, some
+    steps of a round (`local_rounds.py`) gather no notes; see `_in_round`. In
+    such a step, each worker computes the summary from its own notes. The
+    variable contains the summary, followed by the notes that are not exchanged
+    yet.
     """
 
     variable: Any  # This reference keeps the variable alive.

@@ -182,11 +182,11 @@ def agree_on_data(
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown number.
         rows: The number of rows of each batch on this worker; None if it
-            varies.
+            varies or is unknown.
 
     Returns:
         The number of rows of each batch on all workers together; None if it
-        varies.
+        varies or is unknown.
     """
     is_same = is_shared(dataset)
     seeds = seeds_of_shuffles(dataset) if is_same else []

@@ -145,7 +145,7 @@ def count_draws(
 
     Args:
         dataset: The result of `Dataset.shuffle`. Its generator of seeds is
-            private, so the dataset gets another generator with the same seeds.
+            private, so the dataset gets another generator.
         source: The dataset before the shuffle.
         size: The number of elements in the shuffle buffer.
         reshuffles: Whether each iteration has a different order. None means

@@ -42,7 +42,8 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
     The content may differ if a `map` draws random numbers, calls Python or runs
-    another stateful op, or if a Python generator yields the rows.
+    another stateful op (except `_SAME_ON_WORKERS`), or if a Python generator
+    yields the rows.
     """
     is_map = isinstance(dataset, MAPS)
     for graph in graphs_of(dataset):
@@ -52,7 +53,7 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
 
 
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
-    """Return whether any rows of a dataset come from a Python function."""
+    """Return whether a dataset calls any Python function."""
     return any(
         op.type in ("PyFunc", "EagerPyFunc")
         for graph in graphs_of(dataset)
