@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 def levels(everyone: Group, rank: int) -> list[Group]:
-    """Return the groups in which a replica gathers, in order.
+    """Return the groups in which a replica gathers by all-to-all, in order.
 
     Fewer than `FEWEST_IN_LEVELS` replicas, or a prime number of replicas,
     gather in one group. Otherwise, a replica gathers in two groups. The size of

@@ -40,8 +40,8 @@ class Content(NamedTuple):
     """The values in the message of one replica.
 
     Attributes:
-        entries: Compressed gradients, as `Entries`.
-        slices: Sparse gradients, as `IndexedSlices`.
+        entries: `Entries`, such as compressed gradients.
+        slices: `IndexedSlices`, such as sparse gradients.
         groups: Dense values, grouped by dtype.
         rows: For each of `slices`, the numbers of rows on all replicas.
     """

@@ -82,7 +82,7 @@ def instance_key(kind: int, elements: Any, layout: int = 0) -> Any:
 
     Args:
         kind: The number of the collective's kind, from `kind_number`.
-        elements: The number of elements passed to the collective: an int, or an
+        elements: The number of elements of a replica's tensor: an int, or an
             int64 tensor if the number is not known statically.
         layout: A checksum of a packed message's dtypes and shapes, from
             `message.layout`. Defaults to `0`, for a tensor that is not packed.
