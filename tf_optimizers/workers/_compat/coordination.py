@@ -1,8 +1,8 @@
 """Wraps TensorFlow's coordination service, which has no public name.
 
-Processes exchange strings through the service's key-value store, outside of
-steps. This module also finds the cluster that the process has joined, and
-aborts the collectives of the process.
+Processes exchange strings through the service's key-value store. This module
+also finds the cluster that the process has joined, and aborts the collectives
+of the process.
 """
 
 from typing import Any
