@@ -132,11 +132,11 @@ class AheadIterator(DistributedIterator):
     def _compare_batches(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Return this batch's summary, and exchange notes on the next batch.
+        """Return this batch's summary, and summarize the next batch.
 
-        In a `tf.function`, TensorFlow runs the exchange in parallel with every
-        op that does not need its result. In eager mode, a thread runs the
-        exchange, unless `background.is_at_once`.
+        In a `tf.function`, TensorFlow exchanges notes in parallel with every op
+        that does not need the summary. In eager mode, a thread exchanges them,
+        unless `background.is_at_once`.
 
         Args:
             this: The notes of this worker's replicas on this batch.
