@@ -23,10 +23,11 @@ Options:
     --workers N: int >= 1. The number of worker processes of this launcher.
         Required without `--cluster`; 1 by default with `--cluster`.
     --cluster PLATFORM: `auto`, `kubernetes`, `sagemaker`, `slurm`, `tf-config`
-        or `vertex`. The launcher reads the addresses of all machines and the
-        index of this machine from the platform's environment variables, and
-        prints both. `auto` detects the platform. If variables are missing, the
-        launcher exits with an error.
+        or `vertex`. The launcher reads the addresses of all machines and its
+        own index from the platform's environment variables; in an indexed Job
+        of Kubernetes, also from the pod's host name. It prints the index and up
+        to five addresses. `auto` detects the platform. If variables are
+        missing, the launcher exits with an error.
     --machines K: int >= 1. The number of launchers in the cluster. Required in
         an indexed Job of Kubernetes, where no variable gives this number.
     --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
@@ -34,12 +35,13 @@ Options:
         get the next ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. The number of GPUs that each worker can use,
         set through `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the
-        workers of a machine divide its GPUs, if there are any. The launcher
-        exits with an error if there are fewer than G GPUs per worker, or if
-        workers must divide GPUs, but there are more workers than GPUs. If you
-        have set `CUDA_VISIBLE_DEVICES`, the default leaves the variable
-        unchanged. If Slurm has set it for a job's GPUs, the workers divide the
-        listed GPUs.
+        launcher's workers divide the machine's GPUs, if there are any. On
+        Slurm, the workers of all launchers on a machine divide them, unless
+        each launcher has its own GPUs. The launcher exits with an error if
+        there are fewer than G GPUs per worker, or if workers must divide GPUs,
+        but there are more workers than GPUs. If you have set
+        `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged. If
+        Slurm has set it for a job's GPUs, the workers divide the listed GPUs.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.
@@ -48,10 +50,11 @@ Options:
         address, but TensorFlow's server (2.21) listens on all interfaces,
         without encryption or a password. On an open network, block the
         server's ports with a firewall.
-    --grace-period SECONDS: number >= 0. Time from SIGTERM, SIGINT or SIGHUP to
-        workers until SIGKILL. By default 30, which leaves time for a backup.
-        After a worker has failed, the others cannot back up, so the default
-        is 10.
+    --grace-period SECONDS: number >= 0. Time between the signal that stops
+        workers (SIGTERM, SIGINT or SIGHUP) and SIGKILL. By default 30, which
+        leaves time for a backup. After a worker has failed, the others cannot
+        back up, so the default is 10. It is also 10 for processes that are left
+        when a worker ends by itself.
     --max-restarts K: int >= 0. How many times to restart all workers of this
         launcher after one has failed. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last
@@ -80,8 +83,8 @@ A worker inherits the launcher's environment, plus `TF_CONFIG`. Unless they are
 already set, the launcher also sets three other variables. `no_grpc_proxy` lets
 workers connect to each other without a proxy. `TF_NUM_INTRAOP_THREADS` divides
 the cores among the launcher's workers: an operation of TensorFlow uses at most
-as many threads as its worker has cores. `PYTHONHASHSEED` is 0, so that the
-elements of a set have the same order on all workers, and after a restart.
+as many threads as its worker has cores. `PYTHONHASHSEED` is 0, so that a
+set of strings has the same order on all workers, and after a restart.
 
 When a worker fails, the launcher sends SIGTERM to the others. The launcher
 reports failures and restarts on stderr, in lines prefixed with `[launcher] `.
@@ -100,7 +103,8 @@ only if it requests exactly that port. The worker then fails with TensorFlow's
 Exit codes:
     0: All workers ended with 0.
     1: The output could not be written, or a worker could not be started.
-    2: The command line or the cluster's variables are wrong.
+    2: The command line or the cluster's variables are wrong, there are too few
+        GPUs, or another process uses a worker's port (with `--cluster`).
     128 + s: The launcher received signal s (130 after Ctrl-C, 143 after
         SIGTERM), or signal s killed the worker that failed first.
     143: Also if a worker received SIGTERM, and all workers have backed up. To

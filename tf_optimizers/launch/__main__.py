@@ -170,7 +170,7 @@ def open_standard_streams() -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options, or exit with a message and code 2."""
+    """Return the options; if they are wrong, exit with a message and code 2."""
     parser = make_parser()
     own, command = split(arguments)
     options = parser.parse_args(own, argparse.Namespace(command=command))

@@ -88,7 +88,7 @@ def import_libraries() -> bool:
         for name in LIBRARIES:
             importlib.import_module(name)
         backend = sys.modules["keras"].backend.backend()
-    except Exception:  # A command that needs this library will fail, too.
+    except Exception:  # For example, a library is not installed.
         return False
     # If Keras has loaded another backend, the command can still choose
     # TensorFlow, but only in a new process.

@@ -74,7 +74,7 @@ def _too_few(
         gpus: The number of visible GPUs.
         workers: The number of workers that divide the GPUs.
         per_worker: The requested number of GPUs per worker; 0 if the user has
-            requested none, and there are fewer GPUs than workers.
+            omitted the option, and there are fewer GPUs than workers.
         of_slurm: The variables of `OF_SLURM` that are set.
     """
     sharing = f"unset {' and '.join(of_slurm)}"

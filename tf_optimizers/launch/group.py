@@ -88,7 +88,7 @@ TICK = 0.05
 # TensorFlow's environment variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
 # Python's environment variable for the seed of string hashes, which decide the
-# order of a set's elements.
+# order of a set of strings.
 HASH_SEED = "PYTHONHASHSEED"
 # The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
@@ -239,8 +239,8 @@ def environment(
     - Connections between workers bypass any proxy (`http_proxy`).
     - The `local` workers of this launcher divide its cores, so that their
       threads do not compete.
-    - A fixed hash seed gives the elements of a set the same order on all
-      workers, and after a restart.
+    - A fixed hash seed gives a set of strings the same order on all workers,
+      and after a restart.
     """
     config = {
         "cluster": {"worker": addresses},
@@ -275,8 +275,7 @@ def follow(
     If a signal arrives when all workers are gone, return even if some output
     has not been written yet.
 
-    Returns the reason why the workers were stopped, or None if all ended with
-    exit code 0.
+    Returns the reason to stop the workers, or None if there was none.
     """
     failure, is_asked = None, False
     while not all(worker.is_done() for worker in group):

@@ -32,9 +32,9 @@ class Place(NamedTuple):
         found: The platform and its variables, for messages.
         hosts: "host" or "host:port" of every launcher, by index.
         rank: The index of this launcher.
-        local_index: The index of this launcher on its machine.
-        local_count: The number of launchers on the same machine.
-        given: The `TF_CONFIG` that the user or the platform has set, or "".
+        local_index: The index of this launcher on its machine (Slurm), or 0.
+        local_count: The number of launchers on its machine (Slurm), or 1.
+        given: The `TF_CONFIG` that describes this place, or "".
     """
 
     found: str
@@ -108,7 +108,7 @@ class Place(NamedTuple):
 
 
 def _is_used(port: int) -> bool:
-    """Return whether a process of this machine listens on a port."""
+    """Return whether a process of this machine uses a port."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -129,8 +129,8 @@ def find_place(
         machines: The value of `--machines`, or None.
 
     Raises:
-        ValueError: If the environment describes no platform or several, is
-            incomplete or malformed, or contradicts `machines`.
+        ValueError: If "auto" finds no platform, or cannot choose one; or if the
+            environment is incomplete or malformed, or contradicts `machines`.
     """
     kind = _detect(environment) if kind == "auto" else kind
     place = FINDERS[kind](environment, machines)

@@ -148,8 +148,8 @@ class Worker:
 
         Args:
             request: The signal to send.
-            usual_grace: Seconds from now to SIGKILL, unless the user has set a
-                grace period.
+            usual_grace: The grace period in seconds, unless the user has set
+                one.
         """
         if self.is_gone:
             return
