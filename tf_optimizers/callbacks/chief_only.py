@@ -100,7 +100,7 @@ class ChiefOnly(keras.callbacks.Callback):
             self._call("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Pass the parameters of `fit` to the callback, on the chief."""
+        """Pass Keras's parameters to the callback, on the chief."""
         super().set_params(params)
         logger = keras.callbacks.ProgbarLogger
         if isinstance(self.callback, logger) and not params.get("verbose"):

@@ -37,9 +37,9 @@ class Monitor(keras.callbacks.Callback):
     """Measures steps at intervals, and adds the results to `fit`'s logs.
 
     The progress bar and the history show the results until the next
-    measurement. With a `log_dir`, TensorBoard shows the results and more
-    details, by optimizer step. All workers measure the same steps, but only the
-    first worker writes to TensorBoard's log folder.
+    measurement. With a `log_dir`, TensorBoard shows the results, and further
+    values of some monitors, by optimizer step. All workers measure the same
+    steps, but only the first worker writes to TensorBoard's log folder.
 
     Subclasses set `optimizers`, the classes that they can measure, and document
     the arguments and errors. They implement `after_step` and, if a measurement
@@ -134,7 +134,7 @@ class Monitor(keras.callbacks.Callback):
         """Begin a measurement every `every` batches, if possible.
 
         If not, try again at each batch. For example, a measurement of
-        `SparseLoCo` can begin only between rounds.
+        `SparseLoCo` can begin only while all replicas have the same weights.
         """
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
@@ -287,14 +287,16 @@ class CompressionMonitor(Monitor):
       sent; 0 without compression.
     - `sent_bytes`: the bytes that one replica sent in the exchange.
     - `residual_norm`: the L2 norm of all replicas' residuals, the values that
-      are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`.
+      are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`. If M
+      devices of a worker share a residual, each device has 1 / M of it.
     - `residual_age`: the mean number of steps that a value stays in the
       residual before it is sent.
 
     The age is the L1 norm of all residuals, divided by the L1 norm of the sum
     that all replicas send per step. In a steady state, this quotient is the
     mean waiting time (Little's law). If `SparseLoCo` takes several local steps,
-    a measurement covers one round.
+    a measurement covers one round. With `overlap`, it covers all rounds between
+    two calls of `synchronize`, usually an epoch.
 
     A measurement copies the compressed weights, and sums two numbers over all
     replicas.

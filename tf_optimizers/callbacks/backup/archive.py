@@ -36,8 +36,8 @@ class Archive:
     All workers must call the same methods in the same order.
 
     Attributes:
-        replaced: The numbers of damaged backups in place of which `newest` has
-            returned an older one.
+        replaced: The numbers of the damaged backups that `newest` skipped to
+            find an intact one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Archive:
 
         Args:
             position: The epoch, the batch, the number of batches in an epoch
-                (None if unknown), and the learning rates when `fit` began.
+                (None if unknown), and the script's learning rates (`Rates`).
         """
         values = self._state.values()
         check_finite(self._state, values, self._group)

@@ -143,14 +143,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         TypeError: If an argument or the strategy has the wrong type.
         ValueError: If an argument is outside its range. In `fit`, if the model
             or an optimizer is not built, or if a backup does not match the run:
-            it is of another model or optimizer, was made after more batches
-            than an epoch now has, or was made in the middle of an execution of
-            `steps_per_execution` batches.
+            it has another model, optimizer or metrics, was made after more
+            batches than an epoch now has, or was made in the middle of an
+            execution of `steps_per_execution` batches.
         RuntimeError: In `fit`, if a backup cannot be written or read, if all
-            backups are damaged, if a variable is not finite, if weights differ
-            between replicas although they must be equal, if workers do not
-            share the folder, if a worker does not use this callback, or if
-            another process has made a backup of this run since `fit` began.
+            backups are damaged, if a variable to back up is not finite, if
+            weights to back up differ between replicas although they must be
+            equal, if workers do not share the folder, if a worker does not use
+            this callback, or if another process has made a backup of this run
+            since `fit` began.
         SystemExit: With code 143, if the run stops because of SIGTERM.
 
     Example:

@@ -34,7 +34,7 @@ _DATA_LOSS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 # second array is stored, whose name has this suffix. It contains the range of
 # the stored rows: the first row, and the row after the last.
 _ROWS_SUFFIX = ".rows"
-# The array of the run's name in a worker's file.
+# In a worker's file, the key of the run's name.
 _RUN = "run"
 _FILE_NAME = re.compile(r"(\d{8})\.(json|worker-\d+\.npz)(\.partial)?")
 
@@ -87,7 +87,7 @@ class Folder:
     def write_file(
         self, generation: int, worker: int, arrays: dict[str, np.ndarray]
     ) -> str:
-        """Write one worker's arrays; return their digest."""
+        """Write the file of one worker's arrays; return the file's digest."""
         path = self._file_of(generation, worker)
         raw: dict[str, Any] = {_RUN: np.array([self.name])}
         for name, array in arrays.items():

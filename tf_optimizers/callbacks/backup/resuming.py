@@ -106,7 +106,7 @@ class Rates:
         ]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set the rates that differ from those when the backup's `fit` began.
+        """Set the rates of the script that differ from those in the backup.
 
         Returns a warning, or "" if no rate differs.
         """
@@ -117,11 +117,10 @@ class Rates:
             if old != new:
                 warning = warning or (
                     "A resumed run uses the learning rate of its backup, "
-                    "unless the script has changed the rate. Received: "
-                    f"{variable.path}={new:g} when `fit` began, but {old:g} in "
-                    "the `fit` that made the backup. This `fit` uses the new "
-                    "rate. To continue with the rate of the backup, pass the "
-                    "old rate."
+                    "unless the script has changed the rate. Received: the "
+                    f"script sets {variable.path}={new:g}, but had set {old:g} "
+                    "before the backup. This `fit` uses the new rate. To "
+                    "continue with the rate of the backup, pass the old rate."
                 )
                 for component in self._state.components(variable):
                     component.assign(new)
