@@ -33,10 +33,10 @@ def build_from_specs(
 ) -> None:
     """Permanently make Keras build models from shapes and dtypes of data.
 
-    Keras itself draws a batch at the start of each `fit` and `evaluate`, and
-    averages the batch over replicas. If the model is not built yet, Keras
-    builds it from the mean. So a generator would lose this batch, and data that
-    cannot be averaged would cause an error.
+    Under a strategy, Keras itself draws a batch at the start of each `fit` and
+    `evaluate`, and averages the batch over replicas. If the model is not built
+    yet, Keras builds it from the mean. So a generator would lose this batch,
+    and data that cannot be averaged would cause an error.
 
     If a model has no `call`, or if `call` does not accept the data of a custom
     step, the first step builds the model, as without a strategy.
@@ -55,7 +55,7 @@ def build_from_specs(
             build(self, iterator=iterator, data_batch=data_batch)
             return
         if type(self).call is keras.Model.call:
-            return  # `train_step` builds the layers when it calls them.
+            return  # The step builds the layers when it calls them.
         if iterator is not None:
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
@@ -202,7 +202,7 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 
     In a model that was compiled before this function was called, True may come
     from "auto" or be explicit. It counts as explicit if Keras would not choose
-    it, and otherwise as "auto", with a warning.
+    it, and otherwise as "auto". Changing it to False then causes a warning.
 
     Args:
         cannot_use_xla: Called with a model; returns whether the model's

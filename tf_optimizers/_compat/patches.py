@@ -4,8 +4,8 @@ Other code in the process calls these functions, too. So a function is replaced
 only when a feature that needs the replacement is first used. For code that does
 not use the feature, the replacement behaves like the original, with one
 exception: if several workers train together, every `Dataset.shuffle` without a
-seed gets one, unless the user has seeded TensorFlow. Replacements last until
-the process ends.
+seed gets one, and so does Keras's shuffle of arrays, unless the user has seeded
+TensorFlow. Replacements last until the process ends.
 """
 
 import functools

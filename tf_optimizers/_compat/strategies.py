@@ -197,8 +197,8 @@ def outside_strategy(
         variables: Pairs of a Keras variable and its component on this replica.
             The component temporarily replaces the variable's value.
     """
-    # TensorFlow keeps the current strategy on this stack, and has no public way
-    # to leave a strategy temporarily.
+    # TensorFlow keeps the current strategy on a stack, and has no public way to
+    # leave a strategy temporarily.
     mode = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(mode)
     try:
