@@ -43,7 +43,7 @@ _UNKNOWN = sys.maxsize
 # same numbers.
 _ENDED: Counter[str] = Counter()
 # For each folder, the damaged backups that a `fit` without a name has reported.
-# They are newer than a backup of this `fit`, so no later `fit` has made them.
+# Later calls without a name ignore them, because earlier calls have made them.
 _REPORTED: defaultdict[str, set[int]] = defaultdict(set)
 
 
