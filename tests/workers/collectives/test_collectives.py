@@ -297,6 +297,7 @@ def test_collectives_are_described():
     kind = kind_number("CollectiveGatherV2", tf.int64)
     assert describe(kind, 7) == "CollectiveGatherV2 of 7 int64"
     assert describe(21, 1) == "CollectiveAllToAllV2 of 1 another dtype"
+    assert describe(0, 0) == "no collective"
 
 
 MANY = """

@@ -70,3 +70,12 @@ def test_generator_read_equally_loses_nothing(peeked, monkeypatch):
     shared.begin(None)
     assert list(itertools.islice(iterate(), 3)) == [2, 3, 4]
     assert generators.take_generator() is None
+
+
+def test_generator_that_was_read_elsewhere_is_forgotten():
+    """A model without a strategy reads it, and never distributes it."""
+    _, iterate = generators.peek_at_generator(
+        lambda shared: ([], lambda: iter(shared)), (row for row in range(9))
+    )
+    assert list(iterate()) == list(range(9))
+    assert generators.take_generator() is None

@@ -152,6 +152,42 @@ def test_seeds_of_all_parts_of_a_data_set_are_found():
     assert seeds == [3, 1, 2, 1]
 
 
+def _is_checked(row):
+    tf.debugging.assert_less(row, tf.constant(9, tf.int64))
+    return row
+
+
+def _draw(*_):
+    return tf.random.uniform([])
+
+
+@pytest.mark.parametrize(
+    "transform, is_random",
+    [
+        (lambda data: data.map(_draw), True),
+        (lambda data: data.map(tf.function(_draw)), True),
+        (lambda data: data.scan(0.0, lambda sum, _: (sum, _draw())), True),
+        (lambda data: data.interleave(lambda _: data.map(_draw)), True),
+        (
+            lambda data: data.flat_map(
+                lambda _: data.scan(0.0, lambda sum, _: (sum, _draw()))
+            ),
+            True,
+        ),
+        (lambda data: data.map(_is_checked), False),
+        (lambda data: data.map(tf.function(_is_checked)), False),
+        (
+            lambda data: data.map(keras.layers.IntegerLookup(vocabulary=[1])),
+            False,
+        ),
+        (lambda data: data.scan(0, lambda sum, row: (sum, row)), False),
+    ],
+)
+def test_maps_of_data_are_random_or_not(transform, is_random):
+    data = transform(tf.data.Dataset.range(4))
+    assert shuffles.has_random_maps(data) is is_random
+
+
 NO_STATE = types.SimpleNamespace(
     take_set=lambda: False, adopt_set=lambda has_set: None
 )

@@ -5,9 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops.map_op import _MapDataset, _ParallelMapDataset
+from tensorflow.python.data.ops.scan_op import _ScanDataset
 from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
 
-MAPS = (_MapDataset, _ParallelMapDataset)
+# Transformations that change the content of rows, and neither add nor drop any.
+MAPS = (_MapDataset, _ParallelMapDataset, _ScanDataset)
 
 
 def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:

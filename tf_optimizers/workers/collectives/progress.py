@@ -68,7 +68,9 @@ def kind_number(operation: str, dtype: tf.DType) -> int:
 
 
 def describe(kind: int, elements: int, layout: int = 0) -> str:
-    """Describe a collective, for an error message."""
+    """Describe a collective, for an error message. Kind 0 means none."""
+    if not kind:
+        return "no collective"
     operation, place = divmod(kind - 1, len(DTYPES) + 1)
     dtype = (*(d.name for d in DTYPES), "another dtype")[place]
     packed = f" in the layout {layout:08x}" if layout else ""

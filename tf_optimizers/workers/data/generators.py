@@ -40,6 +40,7 @@ class SynchronizedGenerator:
     Attributes:
         peeked: The batches that Keras has drawn to find their type. Every
             iterator that Keras makes yields these batches first.
+        is_read: Whether Keras has begun to read the batches.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -48,6 +49,7 @@ class SynchronizedGenerator:
         self._is_used = self._state.count > 0
         self._has_begun = False
         self.peeked: list[Any] = []
+        self.is_read = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining batches until another iterator begins."""
@@ -123,12 +125,20 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
         generator: The generator that the user has passed.
     """
     shared = _pending.generator = SynchronizedGenerator(generator)
-    found = peek(shared)
-    shared.peeked = found[0]
-    return found
+    shared.peeked, iterate = peek(shared)
+
+    def begin() -> Iterator[Any]:
+        shared.is_read = True
+        return iterate()
+
+    return shared.peeked, begin
 
 
 def take_generator() -> SynchronizedGenerator | None:
-    """Return and forget the generator of the data to distribute, if any."""
+    """Return and forget the generator of the data to distribute, if any.
+
+    A generator that is already read belongs to other data: a model without a
+    strategy reads its generators without distributing them.
+    """
     found, _pending.generator = _pending.generator, None
-    return found
+    return None if found is None or found.is_read else found

@@ -17,7 +17,9 @@ from tf_optimizers.workers._compat.datasets import (
 from tf_optimizers.workers.data.shuffle_draws import count_draws
 
 # Stateful ops whose results are assumed to be the same on all workers.
-_SAME_ON_WORKERS = {"Assert", "ReadVariableOp"}
+_SAME_ON_WORKERS = {
+    *("Assert", "LookupTableFindV2", "PrintV2", "ReadVariableOp"),
+}
 
 
 def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
@@ -62,9 +64,16 @@ def comes_from_python(dataset: tf.data.Dataset) -> bool:
 
 
 def _is_random(graph: Any) -> bool:
-    ops = list(_ops(graph, lambda op: True))
+    """Return whether any op may have different results on workers.
+
+    An op that calls functions counts as stateful if one of their ops does, and
+    these ops are judged themselves.
+    """
     return any(
-        op.op_def.is_stateful and op.type not in _SAME_ON_WORKERS for op in ops
+        op.op_def.is_stateful
+        and op.type not in _SAME_ON_WORKERS
+        and not any(called_graphs(op))
+        for op in _ops(graph, lambda op: True)
     )
 
 
@@ -72,7 +81,8 @@ def _has_random_maps(graph: Any) -> bool:
     """Return whether rows that a graph makes may differ between workers."""
 
     def makes_rows(op: Any) -> bool:
-        return "Map" in op.type and "FlatMap" not in op.type
+        is_map = "Map" in op.type and "FlatMap" not in op.type
+        return is_map or op.type == "ScanDataset"
 
     return any(
         op.type == "GeneratorDataset"
