@@ -65,6 +65,15 @@ REASONS = {
         ),
         ("replicas",),
     ),
+    # It also takes masked rows from each replica, even if synchronized.
+    "Under TensorFlow's strategy, each replica keeps its own statistics.": (
+        lambda p: (
+            {"BatchNormalization", "SynchronizedBatchNorm"} & set(p["layers"])
+            and p["where"] == "mirrored"
+            and p["wrapper"] not in LOCAL
+        ),
+        ("replicas",),
+    ),
     "A layer assigns its state from each replica's rows.": (
         lambda p: (
             {"Centre", "Codebook"} & set(p["layers"])
