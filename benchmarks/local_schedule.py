@@ -68,6 +68,7 @@ class Candidate(NamedTuple):
     residual_decay: float = 1.0
     fewer: int = BUDGET
     step_ahead: float = 0.0
+    average_moments: bool = False  # Their bytes are not counted.
 
     @property
     def name(self) -> str:
@@ -79,16 +80,20 @@ class Candidate(NamedTuple):
             parts.append(f"decay {self.residual_decay:g}")
         if self.step_ahead:
             parts.append(f"ahead {self.step_ahead:g}")
+        if self.average_moments:
+            parts.append("moments averaged")
         return ", ".join(parts)
 
     def arguments(self, steps: int) -> dict[str, Any]:
-        """Return arguments of `tfo.SparseLoCo` that send the wanted bytes."""
+        """Return arguments of `Simulation.train` that send the wanted bytes."""
         names = ("sync_every", "outer_learning_rate", "value_dtype")
         own = {name: getattr(self, name) for name in names}
         if self.residual_decay < 1:
             own["residual_decay"] = self.residual_decay
         if self.step_ahead:
             own["step_ahead"] = self.step_ahead
+        if self.average_moments:
+            own["average_moments"] = True
         low, high = 0.0, 1.0
         while high - low > 1e-4:
             share = (low + high) / 2
@@ -284,7 +289,7 @@ class Bench:
 
         Args:
             name: The name of the schedule in the file.
-            arguments: Arguments of `tfo.SparseLoCo`; None for the inner
+            arguments: Arguments of `Simulation.train`; None for the inner
                 optimizer alone.
             steps: The number of steps of the run.
             seed: The seed of weights and batches.
@@ -353,6 +358,11 @@ def compare(bench: Bench, name: str, seeds: int) -> None:
             own = {"sync_every": 30, "sparsity": (0.0,)}
             own["outer_learning_rate"] = rate
             tried[f"every 30 steps, everything, outer {rate:g}"] = own, 1
+    if MODELS[name].workers > 2:  # What is lost without compression?
+        own = {"sync_every": 8, "sparsity": (0.0,)}
+        tried["every 8 steps, everything, outer 1"] = own, seeds
+        each = BEST(8, average_moments=True)
+        tried[each.name] = each.arguments(STEPS), seeds
     for seed in range(seeds):
         for key, (arguments, count) in tried.items():
             if seed < count:

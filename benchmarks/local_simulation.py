@@ -76,6 +76,7 @@ class Simulation:
         weights: Sequence[np.ndarray],
         batches: Sequence[tuple[np.ndarray, np.ndarray]],
         rate: float,
+        average_moments: bool = False,
         **settings: Any,
     ) -> None:
         """Train for a whole run, whose length is a multiple of `sync_every`.
@@ -84,6 +85,8 @@ class Simulation:
             weights: Initial weights.
             batches: The batches of all steps.
             rate: Peak of the learning rate, as in `WarmupThenDecay`.
+            average_moments: Whether to average the state of all workers at the
+                end of every round. `tfo.SparseLoCo` cannot do this.
             **settings: Arguments of `tfo.SparseLoCo`.
         """
         every = settings.get("sync_every", 1)
@@ -106,6 +109,8 @@ class Simulation:
                 tf.constant(rates[first : first + every]),
                 *(tf.constant(x), tf.constant(y)),
             )
+            if average_moments:
+                state = [list(map(averaged, each)) for each in state]
             start, begun = exchange(start, begun, own, first + every - 1)
         self.model.set_weights(start)
 
@@ -206,6 +211,12 @@ class Simulation:
                 )
             found.append(tape.gradient(loss, own, unconnected_gradients="zero"))
         return [tf.stack(each) for each in zip(*found, strict=True)]
+
+
+def averaged(values: tf.Tensor) -> tf.Tensor:
+    """Return the mean over workers, the first axis, for every worker."""
+    mean = tf.reduce_mean(values, axis=0, keepdims=True)
+    return tf.repeat(mean, values.shape[0], axis=0)
 
 
 def orthogonal(matrices: tf.Tensor) -> tf.Tensor:
