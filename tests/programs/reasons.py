@@ -113,6 +113,13 @@ REASONS = {
         ),
         ("fit * loss", "logs * loss"),
     ),
+    "In one process, a result that is a variable is read after the step.": (
+        lambda p: (
+            {"by hand: variable", "by hand: sum"} & set(p["metrics"])
+            and p["returned"] == "reset"
+        ),
+        ("fit * counted", "fit * total", "logs * counted", "logs * total"),
+    ),
     "A mean by the weights of a batch depends on who is in it.": (
         lambda p: (
             p["loss"] == "mean_with_sample_weight"
