@@ -9,8 +9,9 @@ from tf_optimizers.wrapped import every_optimizer
 def check_adapters(model: keras.Model) -> None:
     """Raise if `enable_lora` was called after an optimizer was built.
 
-    `enable_lora` freezes a layer's kernel and adds weights. But a step that has
-    already been traced would train the kernel, and not the new weights.
+    `enable_lora` freezes a weight of a layer, such as the kernel, and adds new
+    weights. But a step that has already been traced would train the frozen
+    weight, and not the new weights.
     """
     known = {
         id(variable)

@@ -166,8 +166,9 @@ class CommonState:
 
     def note(self, variable: keras.Variable, *, is_training: bool) -> None:
         """Record that the current step assigns a value to a variable."""
-        # TensorFlow itself reduces the value over replicas, except that it
-        # copies the first replica's value only within a worker.
+        # With "sum" or "mean", TensorFlow itself reduces the value over
+        # replicas. With "only_first_replica", it copies the first replica's
+        # value, but only within a worker.
         if variable.aggregation not in ("none", "only_first_replica"):
             return
         if self.is_assigned(variable):

@@ -2,8 +2,8 @@
 
 A step may add gradients to variables, and pass the sums to an optimizer after
 several batches. A replica's share of the rows may differ between these batches,
-but its sum is multiplied by its share of the last batch. So the sums are right
-only if all batches are split evenly.
+but its sum is multiplied by its share of the last batch. The sums are right if
+all batches are split evenly.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,9 @@ def check_even_if_kept(
 ) -> list[Any]:
     """Return gradients; if they are kept, check that the batch is split evenly.
 
-    If not, the returned tensors raise an error when they are computed. Only a
-    graph shows whether gradients are kept, so eager steps are not checked.
+    If the split is uneven, the returned tensors raise an error when they are
+    computed. Only a graph shows whether gradients are kept, so eager steps are
+    not checked.
 
     Args:
         gradients: The gradients that a model's step passes to an optimizer.

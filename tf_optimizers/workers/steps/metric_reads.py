@@ -21,12 +21,12 @@ from tf_optimizers.workers.agreement.statements import (
 
 _SUBJECT = "a read of a variable"
 _SAVING = (
-    "This variable is a sum over workers: read it on every worker. Saving "
-    "reads it, too: save on every worker, each to its own path, or use "
-    "`tfo.callbacks.BackupAndRestore`."
+    "A read of this variable combines the values of all workers: read it on "
+    "every worker. Saving reads it, too: save on every worker, each to its own "
+    "path, or use `tfo.callbacks.BackupAndRestore`."
 )
 _METRICS = (
-    "Metrics are sums over all workers: read and reset them on every worker."
+    "Metrics count rows of all workers: read and reset them on every worker."
 )
 
 
@@ -65,7 +65,7 @@ class MetricReader:
         self._models[model] = None
 
     def on_assign(self) -> None:
-        """Record that this worker sets a summed variable outside of steps."""
+        """Record that this worker sets an `on_read` variable outside a step."""
         self._assignments += 1
 
     def read(self, variable: tf.Variable) -> tf.Tensor | None:

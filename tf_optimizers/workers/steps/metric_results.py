@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tf_optimizers.workers.steps.replica_state import replica
 
-# If a metric's variables take more bytes than this, steps do not sum them over
-# replicas.
+# If a metric's variables would take more bytes than this as float32, steps do
+# not sum them over replicas.
 _MOST_BYTES = 1 << 16
 
 

@@ -49,7 +49,8 @@ def warn_unless_sum(
     added.
 
     Args:
-        variable: A variable of a metric.
+        variable: A variable of a metric. It is checked only if its aggregation
+            is "sum".
         old: The variable's value before the assignment.
         value: The value that the step assigns.
         rows: The replica's number of rows; an int if it is static.

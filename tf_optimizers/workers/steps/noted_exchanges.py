@@ -3,7 +3,7 @@
 An optimizer with local steps exchanges values only at the end of a round; see
 `local_rounds.py`. But other code in a step may exchange values in every step: a
 loss that is divided by the sum of a mask, a synchronized `BatchNormalization`,
-a variable with `aggregation="mean"`, or the reduction of an array.
+a variable with `aggregation="mean"`, or an output with an element for each row.
 """
 
 from typing import Any
@@ -25,18 +25,18 @@ class _Launcher(KeyedLauncher):
 
 
 class NotedCollectives(SparseCollectiveAllReduce):
-    """The collectives of the main channel; notes those of local steps."""
+    """The collectives of the main channel; each calls `note_exchange`."""
 
     launcher = _Launcher
 
 
 def note_exchange() -> None:
-    """Note that the current step exchanges values, unless an optimizer does.
+    """Set the variable of `waits_of_fit` to True, if there is one.
 
-    Set the variable of `waits_of_fit` to True.
+    Exchanges of an optimizer do not count.
     """
     waits = waits_of_fit() if replica.waits is None else replica.waits
     if waits is not None and not replica.is_applying:
-        # Before the traced step runs for the first time.
+        # Assign now, before the traced step runs for the first time.
         with tf.init_scope():
             waits.assign(True)

@@ -25,7 +25,7 @@ class Share:
     other numbers. So such a function reads the numbers from a variable.
 
     Args:
-        own: The number of rows of the replica; 0 if it has only a padding row.
+        own: The number of rows of the replica; 0 if it has only padding.
         total: The number of rows of all replicas. For an empty batch, with a
             total of 0, all replicas have the same share.
         variable: The replica's variable, float32 [2], for both numbers.
@@ -113,7 +113,7 @@ def is_of_rows(value: Any) -> bool:
     Only the shape decides. A dimension must be unknown or, if the number of
     rows is known, a multiple of this number, since a step may repeat rows.
     """
-    if isinstance(value, list | tuple):  # Numbers, or similar tensors.
+    if isinstance(value, list | tuple):  # Check one of similar elements.
         return bool(value) and is_of_rows(value[0])
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
@@ -151,15 +151,18 @@ def check_vectors(
         if counts and shape == other:
             raise ValueError(
                 f"A vector that `{kind}` sums in a loss must have an element "
-                "for each row, or a length that is no multiple of the number "
-                f"of rows. Received: shape {shape} for {rows} rows per "
+                "for each row, or a length that is not a multiple of the "
+                f"number of rows. Received: shape {shape} for {rows} rows per "
                 "replica, and the same shape for one more row. Sum the vector "
                 "yourself, or use a different global batch size."
             )
 
 
 def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    """Return the sum of a number over all replicas that have rows."""
+    """Return the sum of a number over all replicas.
+
+    In a model's step, a replica without rows adds 0.
+    """
     _check_one_device()
     if replica.share is not None:
         value = tf.where(replica.share.has_rows, value, 0.0)
@@ -219,11 +222,11 @@ class Loop:
                 the first batch.
 
         Returns:
-            Two int32 scalars, and whether they are certain: if batches have
-            different totals, another batch may have the same number of rows on
-            this replica. If replicas cannot exchange numbers, only such a batch
-            makes them uncertain. None if this object was created in another
-            graph, or if no batch has known numbers of rows.
+            Two int32 scalars, and whether they are certain. They are certain if
+            all batches have the same total. If `may_wait` is false, they are
+            also certain if at most one batch has `rows` rows on this replica.
+            None if this object was created in another graph, or if no batch has
+            known numbers of rows.
         """
         is_here = tf.compat.v1.get_default_graph() is self._graph
         if not is_here or not self._rows:
@@ -335,8 +338,8 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
 def empty_without_rows(batch: Any, rows: RowCounts | None) -> Any:
     """Return a replica's part of a batch, without rows if the batch is empty.
 
-    Each part of an empty batch contains a padding row, but a single process
-    would get no rows.
+    The parts of an empty batch may contain padding, but a single process would
+    get no rows.
     """
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):

@@ -66,9 +66,10 @@ def apply(
     no share; see `agree_on_overflow`.
 
     Raises:
-        RuntimeError: If the call is outside of `strategy.run`, with several
-            replicas or in the strategy's scope; or if workers have different
-            optimizers or weights in the optimizer's first step.
+        RuntimeError: If the call is outside of `strategy.run`, and there are
+            several replicas, the strategy's scope is active, or the optimizer
+            is not built; or if workers have different optimizers or weights in
+            the optimizer's first step.
         ValueError: If variables were created outside of the strategy's scope.
         tf.errors.InvalidArgumentError: See `check_even_if_kept`.
     """
@@ -303,7 +304,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
                 value = replica.weights.exact(variable, value)
         return original(variable, value)
     if replica.share is None:
-        # If the value is a variable, read it now, as a sum over replicas.
+        # If the value is a variable, read it now, reduced over replicas.
         value = tf.convert_to_tensor(tf.cast(value, variable.dtype))
         with replica.set(is_assigning=True):
             assigned = original(variable, value)
