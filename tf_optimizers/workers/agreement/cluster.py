@@ -45,7 +45,7 @@ def check_cluster(resolver: Any) -> Any:
 
     Raises:
         TypeError: If `resolver` is neither None nor a `ClusterResolver`, or if
-            a job in `TF_CONFIG` is neither a list nor a dict of addresses.
+            a part of the cluster in `TF_CONFIG` has the wrong type.
         ValueError: If `TF_CONFIG` or the cluster is malformed.
     """
     if resolver is None:
