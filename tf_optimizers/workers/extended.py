@@ -34,8 +34,8 @@ from tf_optimizers.workers.worker_replicas import WorkerReplicas
 
 _numbers = itertools.count(1)
 # TensorFlow identifies a group of devices by a number, the group key. Each
-# strategy reserves this many keys. There must be at least as many as workers,
-# for their `worker_channel`s, and as pairs of replicas in `ahead.py`.
+# strategy reserves this many keys. It needs one for each worker's
+# `worker_channel`, and two for each pair (sender, receiver) in `ahead.py`.
 _KEYS_PER_STRATEGY = 1 << 13
 # By default, TensorFlow (2.21) sends messages in chunks of 4 KiB, which is slow
 # for messages of many MiB. Chunks above 32 KiB are slow for messages of 1 MiB.

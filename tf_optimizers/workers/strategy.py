@@ -133,7 +133,7 @@ class SparseMultiWorkerMirroredStrategy(
             `True`.
 
     Raises:
-        TypeError: If an argument has the wrong type.
+        TypeError: If an argument or a part of the cluster has the wrong type.
         ValueError: If the cluster is malformed.
         RuntimeError: If TensorFlow was used before the first strategy of a
             cluster; if a later strategy has another cluster or task; if only
@@ -208,9 +208,9 @@ class SparseMultiWorkerMirroredStrategy(
         this method themselves.
 
         Raises:
-            RuntimeError: If only some workers call this method, if their
-                datasets differ in cardinality, or if workers shuffle the same
-                data with different seeds.
+            RuntimeError: In eager mode, if only some workers call this method,
+                if their datasets differ in cardinality, or if workers shuffle
+                the same data with different seeds.
         """
         return distribute_dataset(self, dataset, options)
 
@@ -268,7 +268,7 @@ class SparseMultiWorkerMirroredStrategy(
     def _as_function(self, fn: Any) -> Callable:
         """Return a `tf.function` that runs another `tf.function` on replicas.
 
-        A `tf.function` that a replica calls cannot update variables. So the
+        A `tf.function` that a replica calls cannot apply an optimizer. So the
         returned `tf.function` calls `strategy.run` with the Python function, as
         TensorFlow's strategies do.
         """
@@ -292,7 +292,8 @@ class SparseMultiWorkerMirroredStrategy(
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate all replicas' values, of any dtype, along `axis`.
 
-        `predict` uses this method to concatenate predictions.
+        With several workers, `predict` uses this method to concatenate
+        predictions.
         """
         gather = super().gather
         return tf.nest.map_structure(
@@ -322,8 +323,8 @@ class SparseMultiWorkerMirroredStrategy(
         differ between replicas, such as `DGCMomentum`'s state.
 
         Raises:
-            RuntimeError: If workers do not read the same variable together, or
-                have trained differently.
+            RuntimeError: If workers do not read a variable together, or have
+                trained differently.
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:

@@ -205,8 +205,9 @@ class WorkerReplicas(ReplicaGroup):
         if optimizer not in compared:
             check_same_optimizer(self._strategy, optimizer, variables)
             # The weights and steps of wrapped optimizers have been compared,
-            # too, but perhaps not their settings. So if one of our optimizers
-            # is wrapped, it is compared again in its first step.
+            # too, but perhaps not their settings. So if a `LossScaleOptimizer`
+            # or a `MultiOptimizer` wraps one of our optimizers, our optimizer
+            # is compared again in its first step.
             inner = wrapped_optimizers(optimizer)[1:]
             compared.add(optimizer)
             compared.update(each for each in inner if not has_hooks(each))
