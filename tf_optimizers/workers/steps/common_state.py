@@ -191,8 +191,7 @@ class CommonState:
         been compared, and no step or collective has run since, a call without
         `is_by_all` exchanges nothing. A single worker may make such a call.
         So if one worker's callback sets a variable after the last comparison, a
-        save does not find the difference. The next `fit`, `evaluate` or
-        `predict` finds it.
+        save does not find the difference.
 
         Args:
             model: The model.

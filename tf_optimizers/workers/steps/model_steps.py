@@ -10,8 +10,8 @@ The kind of an output decides the common result of all replicas:
 
 Arrays in this table contain numbers or bools. A mean of integers or bools is a
 float. If a metric has large variables, or variables that are not sums, its
-results count as numbers or arrays. Keras itself reduces other outputs, such as
-strings.
+results count as numbers or arrays. Other outputs, such as strings, are left to
+Keras.
 """
 
 import contextlib
