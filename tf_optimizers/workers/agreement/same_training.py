@@ -53,7 +53,8 @@ def check_same_optimizer(
     optimizers = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
-        # `ShardedState` itself counts no steps, but its inner optimizer does.
+        # After a restore, only the inner optimizer of `ShardedState` has the
+        # right step count.
         step = max(int(micro_steps(each)) for each in optimizers)
         weights = {}
         # In a round of local steps, weights differ intentionally.
