@@ -209,8 +209,9 @@ class Exclusions:
         `exclude_from_weight_decay()`, not the matches of patterns.
 
         Raises:
-            ValueError: If the config was saved with other variables, or if the
-                path of a chosen variable does not fit exactly one variable.
+            ValueError: If the config excludes such variables, but the config's
+                variables differ from `variables`; if the path of an excluded
+                variable does not fit exactly one variable.
         """
         saved = self.saved
         if not saved.get(_CHOSEN):

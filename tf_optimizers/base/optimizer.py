@@ -191,8 +191,8 @@ class Optimizer(keras.optimizers.Optimizer):
             grads: For each variable, a tensor or `tf.IndexedSlices` of the
                 variable's shape, or None if the loss does not depend on the
                 variable.
-            trainable_variables: The variables. The first call builds the
-                optimizer with them. Defaults to the variables that the
+            trainable_variables: The variables. If the optimizer is not built
+                yet, it is built with them. Defaults to the variables that the
                 optimizer was built with.
 
         Raises:
@@ -202,9 +202,10 @@ class Optimizer(keras.optimizers.Optimizer):
                 `trainable_variables`. In these cases, no variable has changed.
             TypeError: If a gradient does not have a floating-point dtype, or if
                 the dtype of a variable is not supported.
-            RuntimeError: If the call is outside of `strategy.run`, either with
-                several replicas or in the strategy's scope; if workers have
-                different optimizers or variables.
+            RuntimeError: If the call is outside of `strategy.run`; with one
+                replica, only if the call is in the strategy's scope or builds
+                the optimizer. Also if workers have different optimizers or
+                variables.
         """
         grads = [as_gradient(gradient) for gradient in grads]
         check_not_empty(grads)
