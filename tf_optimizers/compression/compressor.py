@@ -93,8 +93,8 @@ class Compressor:
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
         self.strategy = strategy
-        # The indices of variables that have been compressed. Only these may
-        # have nonzero residuals.
+        # The indices of variables that steps may have compressed. Only these
+        # may have nonzero residuals.
         self._ever_compressed: set[int] = set()
         self._is_begun = False
         # The step count when nonzero residuals were loaded, if the cool-down
@@ -160,8 +160,9 @@ class Compressor:
     def compressed(self) -> list[int]:
         """The indices of compressed variables.
 
-        A variable is not compressed if its first gradient was sparse. If its
-        first gradient was dense, `prepare` makes later gradients dense.
+        A variable is not compressed if its first gradient was sparse, unless a
+        nonzero residual was loaded. If the first gradient was dense, `prepare`
+        makes later gradients dense.
         """
         return [i for i in self._residuals if i not in self.rows]
 
@@ -289,7 +290,7 @@ class Compressor:
     ) -> None:
         """Call `function(sparsity, gradients)` with the sparsity of this step.
 
-        Call `prepare` first.
+        In a step, call `prepare` first.
 
         Args:
             updates: The optimizer's `iterations`.

@@ -206,9 +206,9 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
 
     Each exchange sends the same fraction of the entries. With this fraction,
     the run sends about `TIMES_FEWER_BYTES` times fewer bytes than with dense
-    float32 gradients in every step. In a short run, the fraction is larger:
-    each entry is sent at least `SENT_AT_LEAST` times on average. In both cases,
-    the fraction is at most `LARGEST_SHARE`.
+    float32 gradients in every step. In a short run, the fraction is larger, so
+    that each entry is sent `SENT_AT_LEAST` times on average. In both cases, the
+    fraction is at most `LARGEST_SHARE`.
     """
     steps = check_integer("steps", steps, 2)
     bits = 32 * sync_every / TIMES_FEWER_BYTES

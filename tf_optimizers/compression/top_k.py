@@ -1,4 +1,4 @@
-"""Finds exactly the entries of largest magnitude, without sorting all entries.
+"""Finds exactly the entries of largest magnitude.
 
     values ── sample ── threshold that more than k entries should reach
        │                   │

@@ -100,7 +100,8 @@ class SentRows:
     def expect(self, indices: Sequence[int]) -> None:
         """Treat the gradients of these variables as sparse.
 
-        For each variable, this ends when a step that updates it is traced.
+        For each variable, this ends when a step that updates it is traced, or
+        runs in eager mode.
         """
         self._expected.update(indices)
         self._is_known = True
