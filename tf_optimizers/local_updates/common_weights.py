@@ -25,7 +25,7 @@ _FEWEST_ROUNDS = 100
 
 @functools.cache
 def watch_models() -> None:
-    """Make Keras add the callbacks below to models that `SparseLoCo` trains.
+    """Make Keras add each callback below to the models that need it.
 
     Also make `Model.save`, `save_weights` and `export` check the weights first.
     """

@@ -96,9 +96,9 @@ class Rounds:
             trainable=False,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
-        # The variables that traced steps update. A step may assign other
-        # trainable weights itself, such as a moving average of the model. Such
-        # an assignment is no update to exchange.
+        # The variables that steps update. A step may assign other trainable
+        # weights itself, such as a moving average of the model. Such an
+        # assignment is no update to exchange.
         self._stepped: list[tf.Variable] = []
         self._functions: dict[Hashable, Callable] = {}
 
@@ -173,8 +173,8 @@ class Rounds:
     ) -> list[tuple[Choice, tf.Tensor]]:
         """Return sets of variables, and whether to exchange each set now.
 
-        The usual set is all variables that are `stepped`, and trainable ones
-        that any traced step updates. But a step that was traced before a
+        The usual set has the variables in `stepped`, and the trainable
+        variables that other steps update. But a step that was traced before a
         variable was frozen, or another step, may have changed other variables.
         If so, all variables are exchanged.
 
