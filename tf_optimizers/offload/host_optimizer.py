@@ -38,9 +38,9 @@ from tf_optimizers.offload.host import (
 )
 from tf_optimizers.replicas import replicas_of
 
-# A variable with at least this many elements is large. At most `_AT_ONCE` large
-# variables are updated at the same time, so that the changes of the first
-# variables are sent back while others are updated.
+# A variable with at least this many elements is large. If the large variables
+# are not on the host, at most `_AT_ONCE` are updated at the same time. So the
+# changes of the first variables are sent back while others are updated.
 _LARGE = 1 << 18
 # This many kernels together use nearly all processors, because XLA runs a
 # memory-bound kernel on sqrt(processors) threads (TensorFlow 2.21).

@@ -8,7 +8,7 @@ from tf_optimizers.wrapped import every_optimizer
 
 
 def check_swaps_early() -> None:
-    """Make `fit` raise before its first step if averages cannot be swapped.
+    """Make `fit` raise before its first step if `SwapEMAWeights` would fail.
 
     Optimizers that are not built by then are not checked.
     """
