@@ -65,8 +65,8 @@ class ShardedSteps:
         for piece in pieces:
             self._pieces_of.setdefault(piece.index, []).append(piece)
         self._replicated = slots.replicated
-        # The indices of the variables when `update` was last called in eager
-        # mode or traced.
+        # The indices passed to `update` when it was last called in eager mode
+        # or traced.
         self._stepped: set[int] = set()
         self._steps = InnerSteps(optimizer, variables, variables)
         if optimizer.use_ema:

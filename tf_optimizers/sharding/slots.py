@@ -121,7 +121,10 @@ class Slots:
         return variable
 
     def _check_shape(self, name: str, shape: tf.TensorShape) -> None:
-        """Raise if state that belongs to no variable has a variable's shape."""
+        """Raise if state that belongs to no variable has a variable's shape.
+
+        Scalar state is accepted.
+        """
         if shape.rank and any(shape == v.shape for v in self._variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
