@@ -1,4 +1,4 @@
-"""Checks arguments. Every error states the rule and the received value."""
+"""Checks arguments."""
 
 import math
 import re

@@ -128,11 +128,12 @@ class DGCMomentum(CompressedOptimizer):
     See `communication_summary`.
     Many replicas: under `tfo.SparseMultiWorkerMirroredStrategy`, each replica
     can sum one shard, an equal part of every variable. The replica then sends
-    the shard's largest sums to all replicas, about k sums from all shards
-    together. An entry whose sum is not sent stays in v_i. Shards are used if
-    they more than halve the traffic, counting 32 KiB for each message. With
-    float32 values at a sparsity of 99.9 %, this is the case from 5 replicas on
-    for 100 million parameters, and from 41 replicas on for 20 million.
+    the shard's largest sums to all replicas, in float32: about k sums from all
+    shards together. An entry whose sum is not sent stays in v_i. Shards are
+    used if they more than halve the traffic, counting 32 KiB for each message.
+    With float32 values at a sparsity of 99.9 %, this is the case from 5
+    replicas on for 100 million parameters, and from 41 replicas on for 20
+    million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.
     With `gradient_accumulation_steps` or `loss_scale_factor`, they are made
     dense first, so their variables may be compressed.
@@ -169,8 +170,8 @@ class DGCMomentum(CompressedOptimizer):
         regularizer: None or `keras.regularizers.L1`, `L2` or `L1L2`. Its
             gradient is added to the gradient of each variable that does not
             have its own regularizer. Defaults to `None`.
-        min_compress_size: int >= 1. Variables with fewer elements are exchanged
-            densely. Defaults to `16384`.
+        min_compress_size: int >= 1. Variables with fewer elements are not
+            compressed. Defaults to `16384`.
         momentum_masking: bool. Whether u_i also becomes 0 where v_i is sent.
             Defaults to `True`.
         value_dtype: "float32", "float16", "bfloat16", "int4" or "int2". The
@@ -496,8 +497,8 @@ def _penalty_of(regularizer: Any) -> tuple[float, float] | None:
     ):
         raise TypeError(
             "`regularizer` must be None or an instance of "
-            "`keras.regularizers.L1`, `L2` or `L1L2`, not of a subclass, such "
-            f"as `keras.regularizers.L2(1e-4)`. Received: {regularizer!r}."
+            "`keras.regularizers.L1`, `L2` or `L1L2`, but not of a subclass. "
+            f"Received: {regularizer!r}. Pass `keras.regularizers.L2(1e-4)`."
         )
     l1, l2 = (float(getattr(regularizer, key, 0.0)) for key in ("l1", "l2"))
     return l1, l2

@@ -197,8 +197,8 @@ def scaling(factor: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 
     The scalar must be 0 or at least 1e-60. It may be too small for float32, for
     example if it is the inverse of a norm. So the function multiplies by two
-    factors. Call the function inside an XLA kernel, where both multiplications
-    take one pass over memory.
+    factors. Inside an XLA kernel, both multiplications take one pass over
+    memory.
     """
     one = tf.ones_like(factor)
     first = tf.where(factor < _TINY, _TINY * one, one)

@@ -16,8 +16,8 @@ class ReplicaGroup:
     """The replicas of one of TensorFlow's own strategies.
 
     `tfo.SparseMultiWorkerMirroredStrategy` uses a subclass, the value of
-    `strategy.extended.replica_group`. All replicas must make the same calls in
-    the same order.
+    `strategy.extended.replica_group`. All replicas must make the same exchanges
+    in the same order.
 
     Attributes:
         count: The number of replicas.
@@ -230,8 +230,8 @@ class ReplicaGroup:
     ) -> list[Any]:
         """Send a statement to all workers; return all workers' statements.
 
-        Call this method outside of `strategy.run`. All workers must make the
-        same calls in the same order.
+        Call this method once per worker, not once per replica. All workers must
+        make the same calls in the same order.
 
         Args:
             subject: The subject of the statement, for errors.

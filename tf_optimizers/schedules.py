@@ -29,9 +29,9 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     With the optimizers of this package, t counts updates of the weights, even
     if `gradient_accumulation_steps` batches make one update. Keras's own
-    optimizers count batches, even inside `tfo.ShardedState`. With these,
-    multiply `warmup_steps`, `constant_steps` and `decay_steps` by
-    `gradient_accumulation_steps`.
+    optimizers count batches, even inside `tfo.ShardedState`, but not inside
+    `tfo.SparseLoCo`. If an optimizer counts batches, multiply `warmup_steps`,
+    `constant_steps` and `decay_steps` by `gradient_accumulation_steps`.
 
     The constant part is the paper's idea: the curvature of the loss limits the
     rate, so larger batches need the highest rate for longer, not a higher rate.

@@ -361,7 +361,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def expect_sparse_gradients(self, indices: Sequence[int]) -> None:
         """Treat the gradients of these variables as sparse.
 
-        For each variable, this ends when a step that updates it is traced.
+        For each variable, this ends when a step that updates it is traced, or
+        runs in eager mode.
         """
         self._compressor.rows.expect(indices)
 

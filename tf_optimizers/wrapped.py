@@ -195,8 +195,8 @@ def only_local_steppers(model: keras.Model) -> list[Any]:
     """Return a model's `SparseLoCo` optimizers that take local steps.
 
     The list is empty if the model has another optimizer, even inside of a
-    `MultiOptimizer`, because it may exchange values in every step. In a
-    `LossScaleOptimizer`, replicas exchange whether gradients overflow.
+    `MultiOptimizer`, because it may exchange values in every step. For example,
+    a `LossScaleOptimizer` exchanges whether gradients overflow.
     """
     return _all_local(optimizers_of(model).values())
 
@@ -228,8 +228,8 @@ class LocalRound(NamedTuple):
         batches: The number of batches in a whole round.
         overlaps: Whether the values of a round are exchanged while the next
             round runs.
-        waits: bool scalar. Whether every step waits for other workers, so that
-            every step ends a round.
+        waits: bool scalar. Whether every step waits for other workers. If so,
+            `ends` is True in every step.
     """
 
     ends: tf.Tensor
