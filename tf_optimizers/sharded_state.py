@@ -268,8 +268,8 @@ class ShardedState(Wrapper):
         """Return how many bytes of the state each replica stores.
 
         Returns:
-            A dict with three keys. `"owned"` is a list of bytes: for each
-            replica, those that only this replica stores. `"shared"` is the
+            A dict with three keys. `"owned"` is a list: for each replica, the
+            number of bytes that only this replica stores. `"shared"` is the
             number of bytes that every replica stores. `"whole"` is the number
             of bytes that each replica would store without `ShardedState`. With
             one replica, all bytes are shared. The dict is the same on all

@@ -170,7 +170,7 @@ def note_local_steps(optimizer: Any) -> None:
 
 
 def sparse_locos_of(model: keras.Model) -> list[Any]:
-    """Return each `SparseLoCo` of a model, including wrapped optimizers."""
+    """Return each `SparseLoCo` of a model, even inside other optimizers."""
     every = every_optimizer(model)
     return [each for each in every if hasattr(each, "synchronize")]
 
