@@ -22,8 +22,8 @@ class ReplicaGroup:
     Attributes:
         count: The number of replicas.
         packs_entries: Whether `gather_and_sum` encodes entries in few bits.
-        averages_statistics: Whether the strategy itself averages the variables
-            that steps assign, such as the statistics of `BatchNormalization`.
+        averages_statistics: Whether the strategy itself averages statistics
+            that steps assign, such as those of `BatchNormalization`.
         exchanges_later: Whether replicas can exchange values while the next
             steps run; see `later`.
     """
@@ -241,7 +241,7 @@ class ReplicaGroup:
         return [statement]
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Return a context that raises if code inside it needs other workers.
+        """Return a context in which `agree` raises if there are other workers.
 
         Args:
             name: The name of the code, for the error.
@@ -251,8 +251,9 @@ class ReplicaGroup:
     def post(self, key: str, note: str) -> None:
         """Write a note that all workers can read by its key.
 
-        Use each key only once. Any thread may call this method. `post`, `read`
-        and `check_alive` need several workers.
+        A second note under the same key raises `tf.errors.AlreadyExistsError`.
+        Any thread may call this method. `post`, `read` and `check_alive` need
+        several workers.
         """
         raise NotImplementedError
 
@@ -276,10 +277,7 @@ class ReplicaGroup:
 
 @functools.cache
 def warn_if_alone() -> None:
-    """Warn if `TF_CONFIG` lists several workers, but this one trains alone.
-
-    Call this when the process trains without a multi-worker strategy.
-    """
+    """Warn if `TF_CONFIG` lists several workers, but this one trains alone."""
     try:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         cluster, job = resolver.cluster_spec().as_dict(), resolver.task_type
