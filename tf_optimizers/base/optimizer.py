@@ -151,7 +151,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
         The constructor's patterns still apply. Each call replaces the
         exclusions of the previous call. Unlike in Keras, the config saves these
-        exclusions. In `strategy.run`, make the same call on every replica.
+        exclusions. A loaded optimizer treats saved names as the constructor's
+        patterns. In `strategy.run`, make the same call on every replica.
 
         Args:
             var_list: Variables to exclude.
