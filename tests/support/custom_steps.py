@@ -221,7 +221,7 @@ class GuideScaled(GuideWithVector):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            losses = self.loss_of(y, self(x))
+            losses = self.loss_of(y, self(x, training=True))
             scaled = self.optimizer.scale_loss(losses)
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(scaled, weights), weights)
@@ -239,6 +239,17 @@ class GuideSynchronized(Guide):
 
 
 class VectorSynchronized(GuideWithVector, GuideSynchronized):
+    """Combines both."""
+
+
+class ScaledSynchronized(GuideScaled, GuideSynchronized):
+    """Scales the mean of its losses."""
+
+    def loss_of(self, y, y_pred):
+        return keras.losses.MeanSquaredError()(y, y_pred)
+
+
+class ScaledVectorSynchronized(GuideScaled, GuideSynchronized):
     """Combines both."""
 
 
@@ -588,6 +599,12 @@ CASES = {
         GuideScaled(), keras.optimizers.LossScaleOptimizer(sgd())
     ),
     "vector, synchronized": lambda: compiled(VectorSynchronized()),
+    "synchronized, loss scale": lambda: compiled(
+        ScaledSynchronized(), keras.optimizers.LossScaleOptimizer(sgd())
+    ),
+    "vector, synchronized, loss scale": lambda: compiled(
+        ScaledVectorSynchronized(), keras.optimizers.LossScaleOptimizer(sgd())
+    ),
     "synchronized": lambda: compiled(GuideSynchronized()),
     "synchronized, no reduction": lambda: compiled(
         synchronized(), sgd(), keras.losses.MeanSquaredError(None)

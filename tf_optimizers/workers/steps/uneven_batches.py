@@ -278,12 +278,18 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     replicas. In a custom step, `apply` multiplies these gradients by the
     receiver's share. But they must be multiplied by the sender's share. So
     `_moments` multiplies them by the sender's share, and divides them by the
-    receiver's share.
+    receiver's share. If `scale_loss` has multiplied the sender's loss by its
+    share, they are left as they are.
     """
+
+    def multiply(upstream: tf.Tensor) -> tf.Tensor:
+        return (
+            upstream if replica.scaled else upstream * _cast(factor, upstream)
+        )
 
     @tf.custom_gradient
     def same(values: tf.Tensor) -> Any:
-        return values, lambda upstream: upstream * _cast(factor, upstream)
+        return values, multiply
 
     return same(values)
 
