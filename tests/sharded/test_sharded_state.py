@@ -142,6 +142,16 @@ def test_averages_and_accumulators_are_those_of_one_replica(mirrored, name):
         np.testing.assert_allclose(value, theirs.numpy(), atol=1e-6)
 
 
+def test_weights_stay_if_a_run_has_no_update(mirrored):
+    """The averages are not set yet at the end of `fit`."""
+    make = IN_PARTS["accumulated"]
+    expected = trained(tf.distribute.get_strategy(), make(), epochs=1)
+    with mirrored.scope():
+        sharded = tfo.ShardedState(make())
+    model = trained(mirrored, sharded, epochs=1)  # 2 steps of 3.
+    assert_alike(mirrored, model, expected)
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_replicated_state_follows_replicas_that_stepped(mirrored):
     """Nadam updates one number in each step; here, on one replica only."""

@@ -247,7 +247,7 @@ class ShardedSteps:
         method sets it, too.
         """
         inner = self._optimizer
-        if not int(micro_steps(inner)):
+        if not int(inner.iterations):
             return  # There are no averages yet.
         listed = {variable_key(inner, variable) for variable in variables}
         for index, shown in enumerate(built_variables(inner)):

@@ -214,3 +214,13 @@ def test_states_of_rows_stay_with_their_replica(ours):
     model.fit(x, x[:, :2, 0], batch_size=4, shuffle=False, verbose=0)
     first, second = copies(ours, model.layers[0].states[0])
     assert np.abs(first - second).max() > 1e-3
+
+
+def test_scalars_that_a_script_sets_are_not_compared(ours):
+    with ours.scope():
+        model = state.compiled(keras.layers.Dense(2))
+    ours.common_state.take_set()
+    model.optimizer.learning_rate = 0.5
+    assert not ours.common_state.take_set()
+    model.set_weights(model.get_weights())
+    assert ours.common_state.take_set()

@@ -360,7 +360,7 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         strategy = maker_of([variable])
-        if strategy is not None and is_ours(strategy) and variable.shape:
+        if strategy is not None and is_ours(strategy) and len(variable.shape):
             strategy.common_state.note_set()
         return
     if is_ours(context.strategy):
