@@ -164,10 +164,7 @@ class WorkerReplicas(ReplicaGroup):
     def agree(
         self, subject: str, statement: Any, hint: str | None = None
     ) -> list[Any]:
-        """Send a statement to all workers; return every worker's statement.
-
-        Call this method outside of `strategy.run`.
-        """
+        """Send a statement to all workers; return every worker's statement."""
         return gather_statements(
             self._strategy, subject, statement, hint or START_THE_SAME
         )

@@ -43,7 +43,7 @@ EFFECTS = {
         "strategy.num_replicas_in_sync",
         2,
     ),
-    "strategy.cluster_resolver.task_id": ("result", [0, 1]),
+    "strategy.extended.worker_index": ("result", [0, 1]),
     "strategy.num_replicas_in_sync": ("result", 2),
     "tfo.SparseLoCo.for_steps(1000, keras.optimizers.Adam(0.001))": (
         "[result.value_dtype, *trained(result)]",
