@@ -100,7 +100,7 @@ def step_of(function: Callable) -> tuple[keras.Model, Callable, str] | None:
         None if the function is not a step. The kind is "train_step",
         "test_step" or "predict_step", even if the function has another name.
         For a `tf.function` that trains or evaluates, the returned function is
-        its Python function: a `tf.function` cannot update variables when a
+        its Python function: a `tf.function` cannot apply an optimizer when a
         replica calls it.
     """
     known = function.model if isinstance(function, ModelStep) else None
