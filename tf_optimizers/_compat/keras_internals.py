@@ -325,17 +325,24 @@ def states_of(model: keras.Model) -> list[keras.Variable]:
 def attributes_of(model: keras.Model, kind: type) -> list[Any]:
     """Return the distinct instances of a class among a model's attributes.
 
-    The search includes the attributes of layers, and the elements of lists,
-    tuples and dicts.
+    The search includes the attributes of layers and losses, and the elements of
+    lists, tuples and dicts.
     """
+    found = _values_of((model, *layers_of(model)))
+    found += _values_of([v for v in found if isinstance(v, keras.Loss)])
+    return distinct(each for each in found if isinstance(each, kind))
+
+
+def _values_of(owners: Sequence[Any]) -> list[Any]:
+    """Return objects' attributes, with the elements of lists and so on."""
     found: list[Any] = []
-    for layer in (model, *layers_of(model)):
-        for value in vars(layer).values():
+    for owner in owners:
+        for value in vars(owner).values():
             if isinstance(value, dict):
                 found += value.values()
             else:
                 found += value if isinstance(value, list | tuple) else [value]
-    return distinct(each for each in found if isinstance(each, kind))
+    return found
 
 
 def global_seed() -> list[int] | None:

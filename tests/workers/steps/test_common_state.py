@@ -59,6 +59,49 @@ def test_state_of_rows_is_that_of_one_process_after_an_epoch(ours, kind):
     assert measured == pytest.approx(loss, 1e-5)
 
 
+class Pulls(keras.losses.Loss):
+    """Pulls predictions to a moving mean of the targets.
+
+    Args:
+        make: The class of the variable.
+    """
+
+    def __init__(self, make):
+        super().__init__()
+        self.center = make(np.zeros(2, "float32"), trainable=False)
+
+    def call(self, y_true, y_pred):
+        mean = keras.ops.mean(y_true, axis=0)
+        self.center.assign(0.75 * self.center + 0.25 * mean)
+        return keras.ops.mean((y_pred - self.center) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
+def test_state_of_a_loss_is_that_of_one_process_after_an_epoch(ours, make):
+    def trained():
+        model = state.compiled(keras.layers.Dense(2))
+        model.compile(model.optimizer, Pulls(make))
+        state.fit(model)
+        return model.loss.center
+
+    expected = np.array(trained())
+    with ours.scope():
+        center = trained()
+    for part in copies(ours, center):
+        np.testing.assert_allclose(part, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
+def test_loss_made_outside_of_the_scope_keeps_its_state(ours, make):
+    """Both devices assign the only copy, which is not averaged."""
+    loss = Pulls(make)
+    with ours.scope():
+        model = state.compiled(keras.layers.Dense(2))
+    model.compile(model.optimizer, loss)
+    state.fit(model)
+    assert np.abs(np.array(loss.center)).max() > 0
+
+
 def test_statistics_are_common_when_read(ours, tmp_path):
     """Custom steps count too, and files have the values of `predict`."""
     with ours.scope():

@@ -256,9 +256,31 @@ class CommonState:
         return extended.channel.progress() if extended.workers > 1 else object()
 
     def _variables_of(self, model: keras.Model) -> list[Any]:
-        """Return weights that steps assign, and the model's `tf.Variable`s."""
-        found = [v for v in self._settable(model) if self.is_assigned(v)]
-        return [*found, *_variables_of_tensorflow(model)]
+        """Return variables of the model that steps assign or may assign.
+
+        These are weights and variables of losses that steps assign, and all
+        `tf.Variable`s.
+        """
+        known = {id(weight) for weight in model.weights}
+        known |= _states_of_rows(model)
+        of_losses = [
+            variable
+            for variable in attributes_of(model, keras.Variable)
+            if id(variable) not in known
+        ]
+        found = [
+            variable
+            for variable in (*self._settable(model), *of_losses)
+            if self.is_assigned(variable)
+        ]
+        found += _variables_of_tensorflow(model)
+        # A loss that is made outside of the scope has one copy for all devices.
+        copies = len(replicas_of(self._strategy).devices)
+        return [
+            variable
+            for variable in found
+            if len(local_copies(self._strategy, variable)) == copies
+        ]
 
     def _settable(self, model: keras.Model) -> list[Any]:
         """Return the model's weights that all replicas should have in common.
@@ -387,14 +409,13 @@ def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
     Keras tracks neither these variables nor their assignments. So this function
-    searches the attributes of the model and its layers. Variables of strings
-    are omitted.
+    searches the attributes of the model, its layers and losses. Variables of
+    strings are omitted.
     """
     return [
         each
         for each in attributes_of(model, tf.Variable)
-        if isinstance(each, tf.distribute.DistributedValues)
-        and each.aggregation == tf.VariableAggregation.NONE
+        if each.aggregation == tf.VariableAggregation.NONE
         and each.synchronization != tf.VariableSynchronization.ON_READ
         and each.dtype != tf.string
     ]
