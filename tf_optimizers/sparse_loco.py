@@ -412,8 +412,17 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             return
         self._adopt(variables)
         self._check_strategy(variables)
-        sparse_loco_checks.check_can_overlap(self.overlap, strategy_of(self))
+        if replicas_of(strategy_of(self)).devices != [""]:
+            self._check_overlap()
         super().build(variables)
+
+    def _check_overlap(self) -> None:
+        """Raise if the strategy cannot overlap.
+
+        Without a strategy, only steps need this check, because a model may be
+        loaded to predict.
+        """
+        sparse_loco_checks.check_can_overlap(self.overlap, strategy_of(self))
 
     def _check_strategy(self, variables: Sequence[Any]) -> None:
         sparse_loco_checks.check_strategy(
@@ -439,7 +448,8 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             if self.sync_every > 1:
                 note_local_steps(self)
                 self._rounds = Rounds(self, variables, weights)
-                if self.overlap:
+                group = replicas_of(strategy_of(self))
+                if self.overlap and group.exchanges_later:
                     self._overlapped = OverlappedExchange(
                         self._rounds,
                         self._compressor,
@@ -512,6 +522,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             stepped: The variables of the step that ends the round; empty if
                 `synchronize` ends the round early.
         """
+        self._check_overlap()
         compressor = self._compressor
         compressor.allocate(compressor.compressed)
         is_known = compressor.rows.indices is not None

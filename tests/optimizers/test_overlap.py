@@ -368,3 +368,16 @@ def test_rounds_of_two_optimizers_travel_at_once(ours):
 def test_other_strategies_cannot_overlap(mirrored):
     with pytest.raises(ValueError, match="under MirroredStrategy"):
         make(mirrored)
+
+
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic:UserWarning")
+def test_files_load_without_a_strategy_to_predict(ours, tmp_path):
+    model = make_model(ours, overlap=True)
+    fit(model, epochs=1)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    found, expected = (each.predict(X, verbose=0) for each in (loaded, model))
+    assert error([found], [expected]) < 1e-6
+    loaded.evaluate(X, Y, verbose=0)
+    with pytest.raises(ValueError, match="`overlap` needs a `tfo.Sparse"):
+        fit(loaded)
