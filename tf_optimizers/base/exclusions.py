@@ -307,8 +307,9 @@ def _without_model(paths: Sequence[str]) -> list[str]:
     """Drop the model's name from paths if all paths begin with this name."""
     rests = [path.partition("/")[2] for path in paths]
     names = {path.partition("/")[0] for path in paths}
-    # In `dense/kernel`, the first name is the layer's. After a model's name,
-    # at least one path has two more names.
+    # Guess from the depth: `dense/kernel` begins with a layer's name, and
+    # `model/dense/kernel` with a model's name. If the only layer contains
+    # layers (`lstm/lstm_cell/kernel`), it also counts as a model.
     is_model = len(names) == 1 and any("/" in rest for rest in rests)
     return rests if is_model else list(paths)
 

@@ -4,10 +4,10 @@ local gradient ── compressed? ── yes: sum on the worker, add to v,
                       │               select the largest ─────────┐
                       └───────── no: unchanged ───────────────────┤
                                                            exchange (SUM)
-common update ─── compressed? ── yes: as received; remove sent ───┤
-                      │               entries from v              │
-                      └───────── no: the optimizer computes it ───┘
-                                     from the sum
+common update ◄── compressed? ◄─ yes: as received; remove sent ◄──┤
+                      ▲               entries from v              │
+                      └───────── no: the optimizer computes the ◄─┘
+                                     update from the sum
 
 Here v is the variable's residual: the values that have not been sent yet. At
 sparsity 0, nothing is selected or rounded: all of v is sent as a dense tensor.

@@ -30,8 +30,9 @@ class GatheredExchange(Exchange):
     @property
     def peer_bytes(self) -> float:
         """The cost of an exchange with one other replica, in bytes."""
-        # Count only half the bytes of a dense sum: unlike shards, it needs no
-        # sorting.
+        # A dense sum sends 2 D / N bytes to each other replica, where D is the
+        # size of a dense tensor. Count only D / N, because a dense sum needs no
+        # sorting, while shards do.
         bits = sum(
             min(entries, _DENSE_BITS * size / self.wire.replicas)
             for entries, size in zip(self._entry_bits, self.sizes, strict=True)

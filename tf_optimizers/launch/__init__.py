@@ -39,9 +39,9 @@ Options:
         Slurm, the workers of all launchers on a machine divide them, unless
         each launcher has its own GPUs. The launcher exits with an error if
         there are fewer than G GPUs per worker, or if workers must divide GPUs,
-        but there are more workers than GPUs. If you have set
-        `CUDA_VISIBLE_DEVICES`, the default leaves the variable unchanged. If
-        Slurm has set it for a job's GPUs, the workers divide the listed GPUs.
+        but there are more workers than GPUs. If `CUDA_VISIBLE_DEVICES` is set,
+        the default leaves it unchanged, except in a Slurm job with GPUs, whose
+        workers divide the listed GPUs.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.

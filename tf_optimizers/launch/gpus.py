@@ -24,8 +24,9 @@ def divide_gpus(
         workers: The number of workers of this launcher.
         per_worker: The number of GPUs of each worker. 0 hides all GPUs. With
             None, workers divide the machine's GPUs, or those that Slurm has
-            given to the job. If there are no GPUs, or if the user has set
-            `CUDA_VISIBLE_DEVICES`, None leaves the environment unchanged.
+            given to the job. If there are no GPUs, or if
+            `CUDA_VISIBLE_DEVICES` is set outside of a Slurm job with GPUs, None
+            leaves the environment unchanged.
         environment: The launcher's environment variables.
         launcher: The index of this launcher on its machine.
         launchers: The number of launchers on this machine. They divide its

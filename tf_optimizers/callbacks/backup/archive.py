@@ -150,8 +150,9 @@ class Archive:
                 "A backup must be intact to be restored. Received: "
                 f"{'; '.join(damage)}. In {str(self._folder.path)!r}, replace "
                 "the files of these backups with intact copies, or delete the "
-                "files to start from the beginning. If they are of another "
-                f"run, move them.{keep if self._backups == 1 else ''}"
+                "files to start from the beginning. If they belong to "
+                "another run, move them to another folder."
+                f"{keep if self._backups == 1 else ''}"
             )
         return None
 

@@ -10,7 +10,7 @@ replica runs in a separate thread, and has separate values.
     is_keras      model_steps                  step_hooks, uneven_batches
     is_training   model_steps                  step_hooks
     weights       model_steps                  step_hooks
-    scaled        model_steps, step_hooks      step_hooks
+    scaled        model_steps, step_hooks      step_hooks, uneven_batches
     waits         model_steps                  noted_exchanges
     updated       model_steps, step_hooks      model_steps
     vectors       model_steps, share           model_steps
