@@ -52,7 +52,7 @@ def histories(strategy, kind, *data, **kwargs):
 
 
 class ReturnsArrays(custom_steps.Guide):
-    """Returns means of two columns, and of each row."""
+    """Returns means of two columns, and of each row, and errors."""
 
     rows: int | None = None  # The only number of rows that it accepts.
 
@@ -64,12 +64,14 @@ class ReturnsArrays(custom_steps.Guide):
             "columns": keras.ops.mean(error, 0),
             "rows": keras.ops.mean(error, 1),
             "both": error,
+            "flat": keras.ops.reshape(error, (-1,)),
+            "twice": keras.ops.tile(keras.ops.mean(error, 0), (2,)),
             **super().train_step(data),
         }
 
 
 @pytest.mark.parametrize("batch", cases.with_long([4, 6], [6]))
-def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
+def test_arrays_with_elements_per_row_are_recognized(ours, batch):
     """With 4 rows, a replica has as many rows as columns."""
     x, y = (
         np.concatenate([part, part])[:12]
@@ -80,6 +82,7 @@ def test_arrays_with_one_element_per_row_are_recognized(ours, batch):
     )
     assert np.shape(expected["columns"]) == (2, 2)
     assert np.shape(expected["rows"]) == (2, batch)
+    assert np.shape(expected["flat"]) == (2, 2 * batch)
     for name, values in expected.items():
         assert np.shape(found[name]) == np.shape(values), name
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
@@ -312,6 +315,9 @@ def test_outputs_without_names_are_described(ours):
     shape = tf.TensorShape([2])
     with pytest.raises(ValueError, match=r"Received: an array of shape \(2,\)"):
         gains_a_row("train_step", 2, None, shape, None, None)
+    # An array of another length then counts as an array of fixed shape.
+    longer = tf.TensorShape([4])
+    assert not gains_a_row("train_step", 2, None, longer, None, None)
 
 
 @pytest.mark.parametrize("eagerly", cases.with_long([False, True], [True]))

@@ -1,11 +1,11 @@
-"""Finds the arrays that have an element for each row, among a step's outputs.
+"""Finds the arrays that have elements for each row, among a step's outputs.
 
 The following lengths identify such an array:
 
     step                             length of the array
     graph, unknown number of rows    unknown
-    graph, known number of rows      this number, and one more if the step is
-                                     traced with one more row
+    graph, known number of rows      k times this number, and k more if the step
+                                     is traced with one more row
     eager                            the number of rows on every replica, or
                                      different lengths on different replicas
 """
@@ -16,6 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 
+def may_be_of_rows(shape: tf.TensorShape, rows: int | None) -> bool:
+    """Return whether an array's length is a multiple of the number of rows.
+
+    A number that is not known statically is None.
+    """
+    length = shape[0]
+    return length == rows or bool(length and rows and length % rows == 0)
+
+
 def gains_a_row(
     kind: str,
     rows: int,
@@ -24,11 +33,11 @@ def gains_a_row(
     found: tuple[Any, tf.TensorShape] | None,
     problem: Exception | None,
 ) -> bool:
-    """Return whether an array has one more element for one more row.
+    """Return whether an array has more elements for one more row.
 
     Args:
         kind: The kind of the step, such as "train_step".
-        rows: A replica's number of rows, which is also the array's length.
+        rows: A replica's number of rows. The array's length is a multiple.
         name: The name of the array, or None.
         shape: The shape of the array.
         found: The name and the shape for one more row. None if the step failed
@@ -36,12 +45,12 @@ def gains_a_row(
         problem: The error of the step with one more row, or None.
 
     Raises:
-        ValueError: If the length for one more row is unknown, or is neither
-            `rows` nor `rows + 1`.
+        ValueError: If the array's length is `rows`, and the length for one more
+            row is unknown, or is neither `rows` nor `rows + 1`.
     """
     longer = found and found[1]
     length = longer and longer[0]
-    if length not in (rows, rows + 1):
+    if shape[0] == rows and length not in (rows, rows + 1):
         raise ValueError(
             f"An array that `{kind}` returns must have an element for each "
             "row, or the same length for any number of rows. Received: "
@@ -52,7 +61,7 @@ def gains_a_row(
             "different global batch size."
             f"{f' The error was: {problem}' if problem else ''}"
         ) from problem
-    return length == rows + 1
+    return length == shape[0] + shape[0] // max(rows, 1)
 
 
 def lengths_of(

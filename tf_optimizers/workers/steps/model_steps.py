@@ -4,7 +4,7 @@ The kind of an output decides the common result of all replicas:
 
     number or bool              the mean, weighted by the replicas' rows
     array of fixed shape        the mean, weighted by the replicas' rows
-    array, an element per row   the concatenated arrays
+    array, elements per row     the concatenated arrays
     result of a metric          the result for the rows of all replicas
     predictions                 the concatenated rows, without padding
 
@@ -44,6 +44,7 @@ from tf_optimizers.workers.data.data_distribution import (
 from tf_optimizers.workers.steps.array_lengths import (
     gains_a_row,
     lengths_of,
+    may_be_of_rows,
     of_rows_by_length,
 )
 from tf_optimizers.workers.steps.metric_results import (
@@ -309,16 +310,16 @@ class Step:
     def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any
     ) -> set[int]:
-        """Return the indices of outputs that have an element for each row.
+        """Return the indices of outputs that have elements for each row.
 
         In eager mode, return an empty set, since `finish` finds these outputs.
 
         In a graph with an unknown number of rows, these are the arrays of
-        unknown length. If the number is known, an array of this length may be
-        one of them. But for two rows, a step may also return the means of two
-        columns. So this method traces the step with one more row, without
-        running it, and compares the lengths. It does the same for vectors that
-        losses sum.
+        unknown length. If the number is known, an array may be one of them if
+        its length is a multiple of the number. But for two rows, a step may
+        also return the means of two columns. So this method traces the step
+        with one more row, without running it, and compares the lengths. It does
+        the same for vectors that losses sum.
 
         Args:
             run: Runs a step on all replicas.
@@ -329,12 +330,11 @@ class Step:
         """
         rows, of_rows = self._fixed_rows, set()
         in_graph = {} if tf.executing_eagerly() else self._arrays
-        as_long = {i for i, (_, shape) in in_graph.items() if shape[0] == rows}
+        as_long = {i for i in in_graph if may_be_of_rows(in_graph[i][1], rows)}
         is_open = as_long or any(of_rows for _, of_rows in self._vectors)
         if not is_open or rows is None:
             return as_long
-        other = copy.copy(self)
-        problem = None
+        other, problem = copy.copy(self), None
         try:
             trace_with_rows(functools.partial(other._run_by, run), args, rows)
         except Exception as error:  # The user's code may raise any error.
