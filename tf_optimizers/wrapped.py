@@ -175,6 +175,11 @@ def sparse_locos_of(model: keras.Model) -> list[Any]:
     return [each for each in every if hasattr(each, "synchronize")]
 
 
+def has_local_steps() -> bool:
+    """Return whether any optimizer of this process takes local steps."""
+    return any(each() is not None for each in _local)
+
+
 def local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` that takes local steps with a model's weights.
 

@@ -141,6 +141,14 @@ def test_weights_that_one_worker_has_set_are_an_error_in_predict(results):
         message = result["copied"]["error"]
         assert "must agree on the weights before a prediction" in message
         assert "/kernel`" in message
+        assert "synchronize" not in message
+
+
+def test_weights_copied_within_a_round_are_an_error_in_predict(results):
+    for result in results:
+        message = result["copied"]["within"]
+        assert "must agree on the weights before a prediction" in message
+        assert "call `optimizer.synchronize()` on every worker" in message
 
 
 def test_weights_assigned_by_steps_are_an_error(results):

@@ -211,8 +211,8 @@ def assigned():
 def copied():
     """Return the state of a model that a callback sets in each batch.
 
-    The callback reads the worker's own values. Also return the error if one
-    worker alone sets weights.
+    The callback reads the worker's own values. Also return the errors if one
+    worker alone sets weights, and if workers copy weights within a round.
     """
     strategy = Strategy()
     with strategy.scope():
@@ -229,7 +229,17 @@ def copied():
     if worker_of(strategy) == 0:
         other.set_weights([weight + 1 for weight in other.get_weights()])
     message = message_of(lambda: other.predict(state.X, verbose=0))
-    return {"own": own, "found": found, "error": message}
+    with strategy.scope():
+        optimizer = tfo.SparseLoCo(keras.optimizers.SGD(0.1), sync_every=4)
+        model.compile(optimizer, "mse")
+    model.train_on_batch(state.X, state.Y)
+    other.set_weights(model.get_weights())
+    within = message_of(lambda: other.predict(state.X, verbose=0))
+    optimizer.synchronize()
+    other.set_weights(model.get_weights())
+    other.predict(state.X, verbose=0)
+    errors = {"error": message, "within": within}
+    return {"own": own, "found": found} | errors
 
 
 def first_replicas():

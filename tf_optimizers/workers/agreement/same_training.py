@@ -20,14 +20,16 @@ from tf_optimizers.workers.agreement.statements import (
 from tf_optimizers.wrapped import (
     every_optimizer,
     has_common_weights,
+    has_local_steps,
     is_wrapper,
     with_updated_variables,
     wrapped_optimizers,
 )
 
-_CALLBACKS = (
-    "Callbacks and your own code must set the same weights and learning rates "
-    "on every worker."
+_CALLBACKS = "Callbacks and your own code must set the same {} on every worker."
+_COPIES = (
+    " Before they copy weights from a model that takes local steps, call "
+    "`optimizer.synchronize()` on every worker."
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
@@ -135,7 +137,11 @@ def check_same_training(
         weights: The compared weights.
         assigned: The weights that steps assign without an optimizer.
     """
-    hint = hint_of_steps(assigned) if assigned else _CALLBACKS
+    hint = (
+        hint_of_steps(assigned)
+        if assigned
+        else hint_of_code("weights and learning rates")
+    )
     check_equal(
         "the weights and the learning rate after an epoch",
         statements,
@@ -150,6 +156,11 @@ def hint_of_steps(assigned: Sequence[Any]) -> str:
     """Return an error's advice about weights that steps assign."""
     paths = ", ".join(f"`{path_of(weight)}`" for weight in assigned)
     return _STEPS.format(paths=paths)
+
+
+def hint_of_code(values: str) -> str:
+    """Return an error's advice about values that callbacks or scripts set."""
+    return _CALLBACKS.format(values) + (_COPIES if has_local_steps() else "")
 
 
 def compared_weights(model: keras.Model) -> list[Any]:

@@ -37,7 +37,10 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers._compat.strategies import maker_of
 from tf_optimizers.codes.digests import digests
 from tf_optimizers.replicas import local_copies, replicas_of
-from tf_optimizers.workers.agreement.same_training import hint_of_steps
+from tf_optimizers.workers.agreement.same_training import (
+    hint_of_code,
+    hint_of_steps,
+)
 from tf_optimizers.workers.agreement.statements import (
     check_equal,
     gather_statements,
@@ -335,8 +338,8 @@ class CommonState:
         if wrong:
             raise_together(
                 f"All workers must agree on the weights before {subject}. "
-                f"Received: different values of {', '.join(wrong)}. Callbacks "
-                "and your own code must set the same weights on every worker."
+                f"Received: different values of {', '.join(wrong)}. "
+                f"{hint_of_code('weights')}"
             )
 
     def _warn(self, variables: Sequence[Any]) -> None:
