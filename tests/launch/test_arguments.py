@@ -66,6 +66,7 @@ BAD = {
     "--workers 2 -m package": MODULE + "Received: -m package.",
     "--workers 2 -m good.py": MODULE + "Received: -m good.py.",
     "--workers 2 -m .good": MODULE + "Received: -m .good.",
+    "--workers 2 -m __main__": MODULE + "Received: -m __main__.",
     "--workers 2 -m good..x": MODULE + "Received: -m good..x.",
     "--workers 2 --work 3 good.py": "unrecognized arguments: --work 3",
     "--workers 2 --max-restarts -1 good.py": COUNT.replace("1.", "0.").format(

@@ -133,7 +133,8 @@ def problem_of_command(command: list[str]) -> str | None:
 def is_runnable_module(name: str) -> bool:
     """Return whether `python -m name` finds a module; import no module."""
     parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
+    # In this process, `__main__` is the launcher; in a new one, no module.
+    if name == "__main__" or not all(part.isidentifier() for part in parts):
         return False
     try:
         spec = importlib.util.find_spec(parts[0])
