@@ -1,5 +1,6 @@
 """Workers that do not answer, die, or are at another place."""
 
+import functools
 import itertools
 import json
 import threading
@@ -55,8 +56,16 @@ def store(monkeypatch):
 
 
 def gather(worker=0, timeout=30.0):
+    channels = [
+        types.SimpleNamespace(progress=lambda n=number: [[n, 1, 5, 0, 0]] * 2)
+        for number in (7, 3)
+    ]
     extended = types.SimpleNamespace(
-        workers=len(TASKS), worker_index=worker, tasks=TASKS
+        workers=len(TASKS),
+        worker_index=worker,
+        tasks=TASKS,
+        channels=channels,
+        number=1,
     )
     strategy = types.SimpleNamespace(
         extended=extended, agreement_seconds=timeout
@@ -82,6 +91,26 @@ def test_silent_workers_are_named(store):
         gather()
     assert 30 <= store.now < 31
     assert TASKS[0] not in store.asked
+
+
+@pytest.mark.parametrize("worker", [0, 2])
+def test_worker_that_waits_for_a_batch_is_noticed(store, worker):
+    """It may have run out of data; its watchdog has published its position."""
+    late = 0 if worker else 1
+    store.write(f"tf_optimizers/watchdog/1/2/4/{late}", "[4, 1, 5, 0]")
+    say(store, 2, "rice")
+    message = f"nothing from worker {late}, which waits to compare a batch. Eat"
+    with pytest.raises(RuntimeError, match=message):
+        gather(worker, timeout=1800.0)
+    assert store.now <= 10
+
+
+@pytest.mark.filterwarnings("ignore:Waiting")
+def test_steps_that_exchange_nothing_do_not_count(store):
+    store.write("tf_optimizers/watchdog/1/0/8/1", "[8, 1, 5, 0]")
+    store.write("tf_optimizers/watchdog/1/2/3/1", "[3, 1, 5, 0]")
+    with pytest.raises(RuntimeError, match="within 90 s"):
+        gather(timeout=90.0)
 
 
 @pytest.mark.filterwarnings("ignore:Waiting")
@@ -169,8 +198,9 @@ def test_timeout_of_collectives_is_not_that_of_agreements(store, monkeypatch):
     with pytest.raises(RuntimeError, match="from worker 1 within 1800 s"):
         agreement.gather_statements(alone, "lunch", "soup")
     alone.agreement_seconds = 7.0
+    gather = functools.partial(agreement.gather_statements, alone, "lunch")
     with pytest.raises(RuntimeError, match="from worker 1 within 7 s"):
-        agreement.gather_statements(alone, "lunch", "soup")
+        tf.function(gather, autograph=False)("soup")
 
 
 class Several(tfo.Lamb):

@@ -6,6 +6,7 @@ coordination service. The service needs no collective, and detects dead workers.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import threading
@@ -17,10 +18,15 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers.workers._compat import coordination
+from tf_optimizers.workers.agreement.watchdog import has_gone_on
 
 START_THE_SAME = (
     "See the output of all workers, and start the same script with the same "
     "arguments on every worker, from the same checkpoint."
+)
+_SAME_BATCHES = "Draw the same number of batches on every worker."
+_MORE_SECONDS = (
+    "If a worker is only late, raise the strategy's `agreement_seconds`."
 )
 # Seconds between health checks of a silent worker, and the timeout of a check.
 _ASKING_SECONDS = 5.0
@@ -77,14 +83,17 @@ def gather_statements(
         [subject, statement], default=lambda value: type(value).__name__
     )
     notes = _gather(strategy, note, f"{subject}. {hint}")
-    absent = [f"worker {i}" for i, note in enumerate(notes) if note is None]
+    absent = [f"worker {i}" for i, note in enumerate(notes) if not note]
     if absent:
+        how, remedy = ", which waits to compare a batch", _SAME_BATCHES
+        if None in notes:
+            how = f" within {strategy.agreement_seconds:g} s"
+            remedy = _MORE_SECONDS
         raise RuntimeError(
-            f"{rule} Received nothing from {', '.join(absent)} within "
-            f"{strategy.agreement_seconds:g} s. {hint} If a worker is only "
-            "late, raise the strategy's `agreement_seconds`."
+            f"{rule} Received nothing from {', '.join(absent)}{how}. {hint} "
+            f"{remedy}"
         )
-    received = [json.loads(note) for note in notes if note is not None]
+    received = [json.loads(note) for note in notes if note]
     for other, (others_subject, _) in enumerate(received):
         if others_subject != received[0][0]:
             raise_together(
@@ -111,7 +120,8 @@ def acting_alone(name: str) -> Iterator[None]:
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     """Exchange strings between workers; return None for a missing string.
 
-    If the first worker does not answer, return `[None]`.
+    The string of a worker that waits to compare a batch is empty. If the first
+    worker does not answer, the list has only its string.
     """
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds
@@ -121,7 +131,11 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         warning = f"Waiting for {who} to reach {purpose}"
-        return _wait(warning, f"{prefix}/{key}", tasks[other], until)
+        is_elsewhere = functools.partial(
+            has_gone_on, strategy.extended, other, coordination.read
+        )
+        key, task = f"{prefix}/{key}", tasks[other]
+        return _wait(warning, key, task, until, is_elsewhere)
 
     if worker == 0:
         coordination.write(f"{prefix}/0", note)
@@ -144,7 +158,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
             return [None]
         until += timeout + _LISTENING_SECONDS
         answer = wait_for("all workers", "all", 0, until)
-    return [None] if answer is None else json.loads(answer)
+    return json.loads(answer) if answer else [answer]
 
 
 def _start_to_write(key: str, text: str) -> Callable[[], None]:
@@ -173,11 +187,18 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
     return finish
 
 
-def _wait(warning: str, key: str, task: str, until: float) -> str | None:
+def _wait(
+    warning: str,
+    key: str,
+    task: str,
+    until: float,
+    is_elsewhere: Callable[[], bool],
+) -> str | None:
     """Return the string that a task writes under a key, or None after `until`.
 
     While waiting, check every few seconds that the task answers. If the task
-    does not answer, raise TensorFlow's error.
+    does not answer, raise TensorFlow's error. If `is_elsewhere` returns True,
+    return an empty string.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -185,6 +206,8 @@ def _wait(warning: str, key: str, task: str, until: float) -> str | None:
         text = coordination.read(key, max(min(left, _ASKING_SECONDS), 0.1))
         if text is not None or left <= _ASKING_SECONDS:
             return text
+        if is_elsewhere():
+            return ""
         coordination.check_alive(task, ANSWERING_SECONDS)
         if time.monotonic() > patience:
             # By default, Python shows the same warning only once.

@@ -14,10 +14,12 @@ The watchdog also ends all collectives if one has waited for longer than the
 strategy's `timeout_seconds`, or if a step has failed on this worker.
 """
 
+import itertools
 import json
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -49,7 +51,7 @@ class Watchdog:
         # Keep no reference to `extended`: the thread must not keep the strategy
         # alive.
         self._channels = extended.channels
-        self._place = f"tf_optimizers/watchdog/{extended.number}"
+        self._number = extended.number
         self._worker, self._workers = extended.worker_index, extended.workers
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []  # The progress at the last check.
@@ -116,7 +118,7 @@ class Watchdog:
         return None if note is None else json.loads(note)
 
     def _key(self, i: int, count: int, worker: int) -> str:
-        return f"{self._place}/{i}/{count}/{worker}"
+        return _key_of(self._number, i, count, worker)
 
     def _message(self, now: list[int], other: list[int]) -> str:
         next_worker = (self._worker + 1) % self._workers
@@ -127,6 +129,30 @@ class Watchdog:
             "Reduce and gather values of the same shape on all workers, even "
             "if their batches differ."
         )
+
+
+def _key_of(number: int, i: int, count: int, worker: int) -> str:
+    return f"tf_optimizers/watchdog/{number}/{i}/{count}/{worker}"
+
+
+def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
+    """Return whether a worker waits in a comparison of batches, without us.
+
+    Such a worker has stalled in a collective that this worker has not begun.
+    The main channel does not count, since its numbers include steps that
+    exchange nothing, which may run on one worker alone.
+
+    Args:
+        extended: The strategy's `SparseExtended`.
+        worker: The index of the other worker.
+        read: `coordination.read`.
+    """
+    with tf.init_scope():  # Workers also agree while they trace a step.
+        main, *others = (channel.progress() for channel in extended.channels)
+    return any(
+        read(_key_of(extended.number, i, now[0] + 1, worker), _READING_SECONDS)
+        for i, now in enumerate(itertools.chain(*others), len(main))
+    )
 
 
 def watch(extended: Any) -> None:
