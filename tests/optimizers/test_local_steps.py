@@ -323,6 +323,36 @@ def test_movements_of_another_step_are_exchanged(mirrored):
         np.testing.assert_array_equal(*copies(mirrored, variable))
 
 
+@pytest.mark.parametrize("step_ahead", with_long([0.0, 0.25], [0.25]))
+def test_average_is_no_update_of_another_step(mirrored, step_ahead):
+    """The step that ends rounds is traced before the other step runs."""
+    with mirrored.scope():
+        *weights, average = (keras.Variable(tf.ones(10)) for _ in range(3))
+        optimizer = tfo.SparseLoCo(
+            *(keras.optimizers.SGD(0.1), 3),
+            sparsity=(0.5,),
+            min_compress_size=2,
+            step_ahead=step_ahead,
+        )
+        optimizer.build([*weights, average])
+
+    def step_of(weight):
+        def replica():
+            optimizer.apply([tf.range(10.0)], [weight])
+            average.assign(average + 1)
+
+        return tf.function(lambda: mirrored.run(replica))
+
+    steps = [step_of(weight) for weight in weights]
+    for i in (0, 1, 0, 0, 1, 0):
+        steps[i]()
+    optimizer.synchronize()
+    for own in copies(mirrored, average):
+        np.testing.assert_array_equal(own, np.full(10, 7.0))
+    for weight in weights:
+        np.testing.assert_array_equal(*copies(mirrored, weight))
+
+
 def test_frozen_weight_with_a_gradient_moves(mirrored, held_back):
     """It moves on all replicas, as with Keras's optimizers."""
     weights, make_round = held_back

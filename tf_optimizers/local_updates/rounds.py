@@ -72,21 +72,16 @@ class Rounds:
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
+        add = optimizer.add_variable_from_reference
         self._starts = [
-            (
-                variable,
-                optimizer.add_variable_from_reference(master, "common_weight"),
-            )
+            (variable, add(master, "common_weight"))
             for variable, master in zip(variables, masters, strict=True)
             if not is_overwritten(optimizer, variable)
         ]
         self._indices = [variable_index(optimizer, v) for v, _ in self._starts]
         self._commons = self._bases = [start for _, start in self._starts]
         if self._overlaps or self._step_ahead:
-            self._bases = [
-                optimizer.add_variable_from_reference(start, "base_weight")
-                for start in self._bases
-            ]
+            self._bases = [add(each, "base_weight") for each in self._bases]
         # For each variable, 1 if it has changed since all replicas had equal
         # weights, else 0. With `overlap`, that may be several rounds ago. These
         # numbers are not saved: after a restart, all variables count as changed
@@ -154,9 +149,8 @@ class Rounds:
         self._stepped += [v for v in stepped if not _is_in(self._stepped, v)]
         taken, moved = map(own_component, (self._taken, self._moved))
         tf.cond(taken == 0, keep, lambda: None)
-        steps = [_is_in(stepped, variable) for variable, _ in self._starts]
-        known = self._may_have_moved(taken.read_value(), moved.read_value())
-        moved.assign(tf.maximum(known, tf.constant(steps, tf.int64)))
+        steps = [int(_is_in(stepped, each)) for each, _ in self._starts]
+        moved.assign(tf.maximum(self._may_have_moved(taken, moved), steps))
 
     def _may_have_moved(self, taken: tf.Tensor, moved: tf.Tensor) -> tf.Tensor:
         """Return 1 for each variable that may have changed, else 0.
@@ -232,8 +226,21 @@ class Rounds:
     def moved(
         self, weights: Sequence[tf.Variable], choice: Choice
     ) -> list[tf.Tensor]:
-        """Return base weights minus weights: their change in the round."""
-        return differences(self.kept(choice)[1], weights)
+        """Return base weights minus weights: their change in the round.
+
+        A weight that no step has updated in the round, but that a step may have
+        assigned, becomes the common weight. So its change is 0.
+        """
+        known = self._may_have_moved(tf.constant(1), own_component(self._moved))
+        starts, bases = self.kept(choice)
+        places = itertools.compress(range(len(choice)), choice)
+        for i, weight, *kept in zip(
+            places, weights, starts, bases, strict=True
+        ):
+            if not _is_in(self._stepped, self.variables[i]):
+                for each in kept:
+                    each.assign(tf.where(known[i] > 0, each, weight))
+        return differences(bases, weights)
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
         """Return this replica's common and base weights of chosen variables."""
