@@ -290,6 +290,7 @@ def test_eager_error_equals_that_of_a_graph():
     with pytest.raises(tf.errors.InvalidArgumentError) as in_graph:
         tf.function(check)()
     assert eager.value.message.startswith("All workers must draw the same")
+    assert "`next(iter(data))` may have read ahead" in eager.value.message
     told = in_graph.value.message.replace("\\'", "'")
     assert eager.value.message in told
 
