@@ -1312,11 +1312,10 @@ def noted_fit(program):
     call = f"history = {fit_call(program)}"
     if program["branches"] == "fit":
         call = in_branches(call)
-    return (
-        f"{call}\n"
-        'seen[f"fit {len(seen)}"] = history.history\n'
-        f"{NOTE}{FINITE if program['scale'] == 'enormous' else ''}"
-    )
+    more = FINITE if program["scale"] == "enormous" else ""
+    if program["custom"] == "own average":
+        more += '\nseen["average"] = np.array(model.average)'
+    return f'{call}\nseen[f"fit {{len(seen)}}"] = history.history\n{NOTE}{more}'
 
 
 def fit_text(program, ideal):

@@ -1,6 +1,6 @@
 """The text of models, losses, metrics and optimizers of random programs."""
 
-from .own import OF_OURS, OWN_OPTIMIZERS, SAM, STATEFUL
+from .own import AVERAGE, OF_OURS, OWN_OPTIMIZERS, SAM, STATEFUL
 
 SHAPES = {
     "vector": 'x = rng.standard_normal((rows, 6)).astype("float32")',
@@ -280,7 +280,7 @@ CUSTOM = (
     *("guide", "result", "vector", "weighted mean", "means"),
     *("compute_loss", "per row", "compute_loss plus", "train_step"),
     *("add_loss mean", "add_loss rows", "add_loss views", "add_loss sum"),
-    *("unlisted", "SAM"),
+    *("unlisted", "SAM", "own average"),
 )
 _GUIDE = """class Custom(keras.Model):
     def __init__(self, *args, **kwargs):
@@ -428,6 +428,7 @@ HELPERS = {
         "return [self.loss_tracker, self.mae_metric]", UNLISTED
     ),
     "SAM": SAM,
+    "own average": AVERAGE,
     **OWN_OPTIMIZERS,
     **OF_OURS,
     **STATEFUL,

@@ -197,6 +197,30 @@ RETURNED = {
         "and self.metrics[0].result()"
     ),
 }
+# Keras builds the optimizer with the trainable average, too.
+AVERAGE = """class Custom(keras.Model):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.average = self.add_weight(
+            shape=(8,), initializer="zeros", name="average"
+        )
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight)
+            scaled = self.optimizer.scale_loss(loss)
+        weights = [w for w in self.trainable_weights if w is not self.average]
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        # Equal on all replicas, even in a round of local steps.
+        self.average.assign(0.75 * self.average + 0.25)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=ops.shape(x)[0])
+            else:
+                metric.update_state(y, y_pred, sample_weight)
+        return {metric.name: metric.result() for metric in self.metrics}"""
 SAM = """class Custom(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -16,7 +16,7 @@ OWN_METRICS = {
 }
 ADDED = {f"add_loss {kind}" for kind in ("mean", "rows", "views", "sum")}
 OWN_LOSS = {"compute_loss", "per row", *OWN_METRICS}
-OWN_STEP = {"train_step", "SAM", *OWN_METRICS}
+OWN_STEP = {"train_step", "SAM", "own average", *OWN_METRICS}
 FILES = {"TFRecords", "text"}
 GENERATORS = {"generator", "from_generator"}
 BOTH = {"two inputs", "two outputs"}
@@ -305,6 +305,12 @@ RULES = [
     only(
         *("returned", {"rate", "steps"}, "one optimizer has them"),
         optimizer=but("MultiOptimizer"),
+    ),
+    only(
+        *("custom", {"own average"}, "the optimizer leaves the average alone"),
+        optimizer={"SGD", "Adam", "AdamW", "Lamb", "LANS", "DGC", "DGC dense"},
+        average={"none"},
+        precision={"float32", "mixed_bfloat16"},
     ),
     only(
         *("custom", {"SAM"}, "the loss is not scaled"),

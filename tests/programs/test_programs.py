@@ -33,6 +33,13 @@ HANDFUL = {
         "rest": 3,
         "actions": ["predict"],
     },
+    "average": {
+        "where": "2",
+        "layers": ["Dense"],
+        "custom": "own average",
+        "wrapper": "SparseLoCo of 4",
+        "batches": 3,
+    },
     "conservation": {
         "where": "2",
         "script": "conservation",
