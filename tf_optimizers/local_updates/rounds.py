@@ -183,9 +183,8 @@ class Rounds:
         if all(usual):
             return [(usual, is_due)]
         moved = own_component(self._moved).read_value()
-        others = tf.reduce_any((moved > 0) & ~tf.constant(usual))
-        every = (True,) * len(usual)
-        return [(usual, is_due & ~others), (every, is_due & others)]
+        more = tf.reduce_any((moved > 0) & ~tf.constant(usual))
+        return [(usual, is_due & ~more), ((True,) * len(usual), is_due & more)]
 
     def chosen(self, choice: Choice) -> list[tf.Variable]:
         """Return the chosen variables, as `tf.Variable`s."""
@@ -234,12 +233,10 @@ class Rounds:
         known = self._may_have_moved(tf.constant(1), own_component(self._moved))
         starts, bases = self.kept(choice)
         places = itertools.compress(range(len(choice)), choice)
-        for i, weight, *kept in zip(
-            places, weights, starts, bases, strict=True
-        ):
+        for i, own, *kept in zip(places, weights, starts, bases, strict=True):
             if not _is_in(self._stepped, self.variables[i]):
                 for each in kept:
-                    each.assign(tf.where(known[i] > 0, each, weight))
+                    each.assign(tf.where(known[i] > 0, each, own))
         return differences(bases, weights)
 
     def kept(self, choice: Choice) -> list[list[tf.Variable]]:
