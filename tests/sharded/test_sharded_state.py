@@ -12,6 +12,7 @@ import real_workers
 import tensorflow as tf
 from arrays import assert_close, assert_equal
 from local import assert_copies_agree, copies
+from scripts import shapes
 from scripts import sharded as sharded_script
 
 import tf_optimizers as tfo
@@ -472,6 +473,14 @@ def test_workers_step_as_the_inner_optimizer(tmp_path, names, workers, devices):
             "TensorFlow's server is no longer configured by "
             "`_update_config_proto`, see workers/extended.py."
         )
+
+
+def test_parts_of_other_ranks_are_sent_together(tmp_path):
+    """TensorFlow's graph optimizer may mistake one's shape for another's."""
+    expected = shapes.trained(tf.distribute.get_strategy())
+    for result in real_workers.results("shapes", tmp_path, 3):
+        for found, wanted in zip(result, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.long

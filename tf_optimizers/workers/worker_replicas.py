@@ -320,6 +320,8 @@ def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # Do not reshape to [-1]: the graph optimizer of TensorFlow (2.21) would
-    # remove the reshape of a value of shape [1, n].
-    return tf.reshape(value, [value.shape.num_elements()])
+    # The graph optimizer of TensorFlow (2.21) sometimes takes the shape of one
+    # variable for that of another, and removes a reshape to this shape. Hardly
+    # any variable has the shape [1, 1, n, 1, 1]. The slice copies nothing.
+    size = value.shape.num_elements()
+    return tf.reshape(value, [1, 1, size, 1, 1])[0, 0, :, 0, 0]
