@@ -278,7 +278,7 @@ def add_replica_variable(
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin at `epoch`; with None, at its own `initial_epoch`."""
+    """Make `fit` begin at `epoch`; with None or 0, at its `initial_epoch`."""
     # A callback cannot change the arguments of `fit`. But after
     # `on_train_begin`, Keras reads this attribute for its own
     # `BackupAndRestore`.

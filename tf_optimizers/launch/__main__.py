@@ -270,7 +270,7 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(
             f"must be an integer in [1, 65535]. Received: {text}. Omit the "
-            f"option to use {PORT}."
+            "option to use the default."
         )
     return int(text)
 

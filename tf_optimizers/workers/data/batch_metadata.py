@@ -239,7 +239,7 @@ class CountedSpec(PerReplicaSpec):
 
 
 class MaybeEmptySpec(CountedSpec):
-    """The type of a `Counted` whose parts of fixed size may be padding."""
+    """The type of a `Counted`. Even parts of fixed size may be padding."""
 
 
 def with_rows(element: Any, rows: RowCounts, spec: Any = None) -> Any:

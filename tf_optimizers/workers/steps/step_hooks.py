@@ -108,8 +108,8 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     is_known = optimizer.built and is_adopted(optimizer)
     maker = strategy_of(optimizer) if is_known else maker_of(variables or ())
     if maker is not None and is_ours(maker):
-        # Outside of `run`, an optimizer that is built would train each worker
-        # alone.
+        # Outside of `run`, an optimizer that is already built would update each
+        # worker's weights independently.
         check = check_in_run if optimizer.built else check_built_in_run
         check(maker)
     strategy = strategy_of_replica()
