@@ -110,10 +110,18 @@ def local_steps(strategy, case):
     data = tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
     # Makes the number of batches unknown.
     data = data.take(last // 8).filter(lambda x, y: True)
-    read = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: model.get_metrics_result()
-    )
-    callbacks = [read] if "read" in options else []
+    calls = {
+        "read": lambda batch, logs: model.get_metrics_result(),
+        # The second worker has no data after eleven batches.
+        "synchronize": lambda batch, logs: (
+            batch == 11 and optimizer.synchronize()
+        ),
+    }
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_train_batch_end=calls[option])
+        for option in options
+        if option in calls
+    ]
     model.fit(data, verbose=0, callbacks=callbacks)
     print("trained to the end")
 

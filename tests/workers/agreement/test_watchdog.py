@@ -18,20 +18,22 @@ GATHER = kind_number("CollectiveGatherV2", "int32")
 class Extended:
     """Stands in for a strategy, whose replicas have a given progress."""
 
-    def __init__(self, progress, index, workers, timeout=None):
-        self.channels = [types.SimpleNamespace(progress=progress)]
+    def __init__(self, channels, index, workers, timeout=None):
+        self.channels = [
+            types.SimpleNamespace(progress=progress) for progress in channels
+        ]
         self.number, self.worker_index, self.workers = 1, index, workers
         self.timeout_seconds = timeout
 
 
 class Worker:
-    """A worker with a given progress of its two replicas."""
+    """A worker with a given progress of its two replicas, in two channels."""
 
     def __init__(self, *args, **kwargs):
         self.far = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
-        self.watchdog = Watchdog(
-            Extended(lambda: list(self.far), *args, **kwargs)
-        )
+        self.near = [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+        channels = lambda: list(self.far), lambda: list(self.near)
+        self.watchdog = Watchdog(Extended(channels, *args, **kwargs))
 
 
 @pytest.fixture
@@ -99,6 +101,31 @@ def test_workers_in_different_collectives_get_an_error(
         assert "CollectiveReduceV2 of 5 float32 on worker" in message
 
 
+@pytest.mark.parametrize(
+    ("count", "state", "seconds", "is_wrong"),
+    [
+        (7, 0, 0.0, True),
+        (9, 0, 0.0, False),  # The other worker has begun the same collective,
+        (10, 0, 0.0, False),  # or has even ended it.
+        (7, 1, 0.0, False),  # This worker has not ended the one before.
+        (7, 0, 60.0, False),
+    ],
+)
+def test_workers_that_wait_in_different_channels_get_an_error(
+    notes, monkeypatch, count, state, seconds, is_wrong
+):
+    monkeypatch.setattr(watchdog, "_CERTAIN_SECONDS", seconds)
+    first, second = workers = [Worker(0, 2), Worker(1, 2)]
+    first.far, first.near = [[9, SUM, 5, 0, 1]] * 2, [[3, GATHER, 8, 0, state]]
+    second.far = [[count, SUM, 5, 0, 0]] * 2
+    second.near = [[4, GATHER, 2, 0, 1]]
+    messages = look(workers)
+    assert bool(messages) is is_wrong
+    for message in messages:
+        assert "CollectiveReduceV2 of 5 float32 on worker 0" in message
+        assert "CollectiveGatherV2 of 2 int32 on worker 1" in message
+
+
 def test_failed_step_is_reported_at_once(notes):
     workers = [Worker(index, 2) for index in range(2)]
     workers[1].far[1] = [3, SUM, 5, 0, 4]
@@ -147,7 +174,7 @@ def test_end_does_not_wait_for_missing_workers(monkeypatch):
     gc.collect()  # Leave out strategies of other tests, which would end below.
     monkeypatch.setattr(coordination, "write", write)
     monkeypatch.setattr(watchdog, "_LOOKING_SECONDS", 0.01)
-    extended = [Extended(lambda: [[1, SUM, 5, 0, 0]], 0, 2)]
+    extended = [Extended([lambda: [[1, SUM, 5, 0, 0]]], 0, 2)]
     watchdog.watch(extended[0])
     assert told.wait(30)
 

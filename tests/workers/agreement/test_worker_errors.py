@@ -104,6 +104,10 @@ def test_models_that_differ_are_an_error(tmp_path):
             (f"ends early, read{how}", ["worker 1, which waits to compare a"])
             for how in ("", ", overlap")
         ),
+        *(
+            (f"ends early, synchronize{how}", ["in the same order"])
+            for how in ("", ", overlap")
+        ),
         ("silent", ["Collective", "which has timed out on worker 0"]),
         ("failing", FAILED),
         ("drawing", FAILED),

@@ -10,6 +10,10 @@ collective. Then the worker reads the position that the next worker has
 published under the same number. If all workers have published the same number,
 but not the same position, at least one worker finds a different position.
 
+Workers may also wait in different channels, for example one in an exchange of
+entries, and the other, whose data have ended, in a comparison of batches. So a
+worker that waits for long also looks whether the next worker waits elsewhere.
+
 The watchdog also ends all collectives if one has waited for longer than the
 strategy's `timeout_seconds`, or if a step has failed on this worker.
 """
@@ -38,6 +42,9 @@ _LOOKING_SECONDS = 3.0
 # The longest waits for the next worker's position, and for the thread to end.
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
+# A worker that waits for longer than this may wait in another channel than the
+# next worker.
+_CERTAIN_SECONDS = 9.0
 
 
 class Watchdog:
@@ -79,8 +86,30 @@ class Watchdog:
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
                     self._agreed[i] = other
-                elif other:
+                elif other or (other := self._elsewhere(i, now)):
                     return self._message(now[:4], other)
+        return None
+
+    def _elsewhere(self, i: int, now: list[int]) -> list[int] | None:
+        """Return where the next worker waits for this worker, or None.
+
+        Return a position only if each worker waits in a collective that the
+        other worker has not begun. The main channel is not searched, since its
+        numbers include steps that exchange nothing. For the same reason, the
+        next worker may be a few numbers ahead.
+        """
+        since = time.monotonic() - self._since[i]
+        if not is_waiting(now) or since < _CERTAIN_SECONDS:
+            return None
+        if any(self._read(i, now[0] + ahead) for ahead in (1, 2)):
+            return None
+        place = len(self._channels[0].progress())
+        for channel in self._channels[1:]:
+            mine = self._seen[place]
+            other = self._read(place, mine[0] + 1)
+            if other and not is_waiting(mine):
+                return other
+            place += len(channel.progress())
         return None
 
     def _is_late(self, i: int, now: list[int]) -> bool:
@@ -111,9 +140,13 @@ class Watchdog:
             key = self._key(i, now[0], self._worker)
             coordination.write(key, json.dumps(now))
             self._written[i] = now
+        return self._read(i, now[0])
+
+    def _read(self, i: int, count: int) -> list[int] | None:
+        """Return the next worker's position with a count, if published."""
         next_worker = (self._worker + 1) % self._workers
         note = coordination.read(
-            self._key(i, now[0], next_worker), _READING_SECONDS
+            self._key(i, count, next_worker), _READING_SECONDS
         )
         return None if note is None else json.loads(note)
 
@@ -127,7 +160,7 @@ class Watchdog:
             f"in the same order. Received: {describe(*now[1:])} on worker "
             f"{self._worker}, {describe(*other[1:])} on worker {next_worker}. "
             "Reduce and gather values of the same shape on all workers, even "
-            "if their batches differ."
+            "if their batches differ, and draw the same number of batches."
         )
 
 
