@@ -247,7 +247,7 @@ class ShardedSteps:
         method sets it, too.
         """
         inner = self._optimizer
-        if not int(inner.iterations):
+        if int(micro_steps(inner)) < (inner.gradient_accumulation_steps or 1):
             return  # There are no averages yet.
         listed = {variable_key(inner, variable) for variable in variables}
         for index, shown in enumerate(built_variables(inner)):
