@@ -51,7 +51,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         w_i <- w
         sync_every times: w_i <- inner step from w_i by worker i's gradient
         e_i <- residual_decay e_i + (w - w_i) / N
-        send the k entries of largest |e_i|; e_i becomes 0 there
+        send the k entries of largest |e_i|; subtract them from e_i
         w   <- w - outer_learning_rate (sum of all workers' sent entries)
 
     The `sync_every` local steps before an exchange are a round. Each replica
@@ -90,7 +90,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         e_i <- residual_decay e_i + (b_i - w_i) / N
         w_i <- w - N e_i
         b_i <- w_i
-        begin to send the k entries of largest |e_i|; e_i becomes 0 there
+        begin to send the k entries of largest |e_i|; subtract them from e_i
 
     So the next round starts from w plus worker i's updates that w does not
     include yet. All workers have the same w, bit for bit. `synchronize` waits
@@ -131,7 +131,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             `tfo.SparseLoCo` and `tfo.ShardedState`, which exchange gradients
             themselves; `LossScaleOptimizer`, which must wrap `SparseLoCo`
             instead; `Ftrl` and `ScheduleFreeAdamW`, which compute new weights
-            from their own state alone.
+            from their own state.
         sync_every: int >= 1. Local steps per exchange. Must be 1 with
             `use_ema`. Defaults to `1`.
         sparsity: Sequence of floats in [0, 1), not decreasing. Fraction of

@@ -29,7 +29,7 @@ _OUTER_ARGUMENTS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-# Keras's optimizers that compute new weights from their own state alone.
+# Keras's optimizers that compute new weights from sums in their own state.
 _ABSOLUTE = tuple(
     getattr(keras.optimizers, name)
     for name in ("Ftrl", "ScheduleFreeAdamW")
@@ -61,7 +61,7 @@ def _check_wrapped(inner: Any, refused: tuple[type, ...]) -> None:
     if isinstance(inner, _ABSOLUTE):
         raise ValueError(
             "`inner_optimizer` must update the current weights. Received: "
-            f"`{name}`, which computes the weights from its own state alone, "
+            f"`{name}`, which computes the weights from its own state, "
             "and would repeat updates that have not been sent yet. Use another "
             "optimizer, such as `keras.optimizers.AdamW`."
         )

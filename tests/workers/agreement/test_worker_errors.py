@@ -101,7 +101,7 @@ def test_models_that_differ_are_an_error(tmp_path):
             )
         ),
         *(
-            (f"ends early, read{how}", ["worker 1, which waits to compare a"])
+            (f"ends early, read{how}", ["worker 1 (waiting to compare a"])
             for how in ("", ", overlap")
         ),
         *(

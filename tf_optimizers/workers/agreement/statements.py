@@ -83,9 +83,13 @@ def gather_statements(
         [subject, statement], default=lambda value: type(value).__name__
     )
     notes = _gather(strategy, note, f"{subject}. {hint}")
-    absent = [f"worker {i}" for i, note in enumerate(notes) if not note]
+    absent = [
+        f"worker {i}{'' if note is None else ' (waiting to compare a batch)'}"
+        for i, note in enumerate(notes)
+        if not note
+    ]
     if absent:
-        how, remedy = ", which waits to compare a batch", _SAME_BATCHES
+        how, remedy = "", _SAME_BATCHES
         if None in notes:
             how = f" within {strategy.agreement_seconds:g} s"
             remedy = _MORE_SECONDS

@@ -93,8 +93,8 @@ class AverageState(keras.callbacks.Callback):
         self._keep()
 
     def _make_common(self, subject: str) -> None:
-        # `CommonWeights` may run after this callback. But within a round of
-        # local steps, trainable weights would not be compared.
+        # Synchronize now, since `CommonWeights` may do so only after this
+        # callback. Within a round, trainable weights would not be compared.
         for optimizer in local_steppers(self.model):
             optimizer.synchronize()
         strategy = self.model.distribute_strategy

@@ -113,7 +113,7 @@ def is_of_rows(value: Any) -> bool:
     Only the shape decides. A dimension must be unknown or, if the number of
     rows is known, a multiple of this number, since a step may repeat rows.
     """
-    if isinstance(value, list | tuple):  # Check one of similar elements.
+    if isinstance(value, list | tuple):  # All elements have the same shape.
         return bool(value) and is_of_rows(value[0])
     shape = tf.convert_to_tensor(value).shape
     if not shape.is_fully_defined():
