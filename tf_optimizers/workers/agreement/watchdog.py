@@ -23,7 +23,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -59,7 +59,8 @@ class Watchdog:
         # alive.
         self._channels = extended.channels
         self._number = extended.number
-        self._worker, self._workers = extended.worker_index, extended.workers
+        self._worker = extended.worker_index
+        self._next = (self._worker + 1) % extended.workers
         self._timeout = extended.timeout_seconds
         self._seen: list[list[int]] = []  # The progress at the last check.
         # The time of the last progress, by index in `_seen`.
@@ -72,7 +73,8 @@ class Watchdog:
     def look(self) -> str | None:
         """Check once; return an error message if training cannot continue."""
         seen = self._seen
-        self._seen = [each for c in self._channels for each in c.progress()]
+        progress = [channel.progress() for channel in self._channels]
+        self._seen = [*itertools.chain(*progress)]
         if any(map(has_failed, self._seen)):
             return failure(f"worker {self._worker}")
         for i, now in enumerate(self._seen):
@@ -86,31 +88,28 @@ class Watchdog:
                 other = self._compare(i, now[:4])
                 if other == now[:4]:
                     self._agreed[i] = other
-                elif other or (other := self._elsewhere(i, now)):
+                elif other or (other := self._elsewhere(i, now, progress)):
                     return self._message(now[:4], other)
         return None
 
-    def _elsewhere(self, i: int, now: list[int]) -> list[int] | None:
+    def _elsewhere(
+        self, i: int, now: list[int], progress: Sequence[Sequence[list[int]]]
+    ) -> list[int] | None:
         """Return where the next worker waits for this worker, or None.
 
         Return a position only if each worker waits in a collective that the
-        other worker has not begun. The main channel is not searched, since its
-        numbers include steps that exchange nothing. For the same reason, the
-        next worker may be a few numbers ahead.
+        other worker has not begun. The next worker may be a few numbers ahead
+        in the main channel, which also counts steps that exchange nothing.
         """
         since = time.monotonic() - self._since[i]
         if not is_waiting(now) or since < _CERTAIN_SECONDS:
             return None
         if any(self._read(i, now[0] + ahead) for ahead in (1, 2)):
             return None
-        place = len(self._channels[0].progress())
-        for channel in self._channels[1:]:
-            mine = self._seen[place]
-            other = self._read(place, mine[0] + 1)
-            if other and not is_waiting(mine):
-                return other
-            place += len(channel.progress())
-        return None
+        waits = _waits(self._number, self._next, progress, coordination.read)
+        return next(
+            (other for mine, other in waits if not is_waiting(mine)), None
+        )
 
     def _is_late(self, i: int, now: list[int]) -> bool:
         if self._timeout is None or not is_waiting(now):
@@ -144,21 +143,18 @@ class Watchdog:
 
     def _read(self, i: int, count: int) -> list[int] | None:
         """Return the next worker's position with a count, if published."""
-        next_worker = (self._worker + 1) % self._workers
-        note = coordination.read(
-            self._key(i, count, next_worker), _READING_SECONDS
-        )
+        key = self._key(i, count, self._next)
+        note = coordination.read(key, _READING_SECONDS)
         return None if note is None else json.loads(note)
 
     def _key(self, i: int, count: int, worker: int) -> str:
         return _key_of(self._number, i, count, worker)
 
     def _message(self, now: list[int], other: list[int]) -> str:
-        next_worker = (self._worker + 1) % self._workers
         return (
             "All workers must exchange values of the same sizes and dtypes, "
             f"in the same order. Received: {describe(*now[1:])} on worker "
-            f"{self._worker}, {describe(*other[1:])} on worker {next_worker}. "
+            f"{self._worker}, {describe(*other[1:])} on worker {self._next}. "
             "Reduce and gather values of the same shape on all workers, even "
             "if their batches differ, and draw the same number of batches."
         )
@@ -168,12 +164,38 @@ def _key_of(number: int, i: int, count: int, worker: int) -> str:
     return f"tf_optimizers/watchdog/{number}/{i}/{count}/{worker}"
 
 
+def _waits(
+    number: int,
+    worker: int,
+    progress: Sequence[Sequence[list[int]]],
+    read: Callable,
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield where another worker waits in collectives that we have not begun.
+
+    The main channel is not searched, since its numbers include steps that
+    exchange nothing, which may run on one worker alone. The first replica of
+    each worker stands for all its replicas.
+
+    Args:
+        number: The number of the strategy.
+        worker: The index of the other worker.
+        progress: The progress of this worker's replicas, for each channel. The
+            main channel comes first.
+        read: `coordination.read`.
+
+    Yields:
+        This worker's progress in a channel, and the other worker's position.
+    """
+    place = len(progress[0])
+    for mine, *others in progress[1:]:
+        key = _key_of(number, place, mine[0] + 1, worker)
+        if note := read(key, _READING_SECONDS):
+            yield mine, json.loads(note)
+        place += 1 + len(others)
+
+
 def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
     """Return whether a worker waits in a comparison of batches, without us.
-
-    Such a worker has stalled in a collective that this worker has not begun.
-    The main channel does not count, since its numbers include steps that
-    exchange nothing, which may run on one worker alone.
 
     Args:
         extended: The strategy's `SparseExtended`.
@@ -181,11 +203,8 @@ def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
         read: `coordination.read`.
     """
     with tf.init_scope():  # Workers also agree while they trace a step.
-        main, *others = (channel.progress() for channel in extended.channels)
-    return any(
-        read(_key_of(extended.number, i, now[0] + 1, worker), _READING_SECONDS)
-        for i, now in enumerate(itertools.chain(*others), len(main))
-    )
+        progress = [channel.progress() for channel in extended.channels]
+    return any(_waits(extended.number, worker, progress, read))
 
 
 def watch(extended: Any) -> None:
