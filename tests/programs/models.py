@@ -1,6 +1,13 @@
 """The text of models, losses, metrics and optimizers of random programs."""
 
-from .own import AVERAGE, OF_OURS, OWN_OPTIMIZERS, SAM, STATEFUL
+from .own import (
+    AVERAGE,
+    OF_OURS,
+    OWN_OPTIMIZERS,
+    SAM,
+    STATEFUL,
+    TRAIN_STEP,
+)
 
 SHAPES = {
     "vector": 'x = rng.standard_normal((rows, 6)).astype("float32")',
@@ -409,21 +416,7 @@ HELPERS = {
     "means": _guide(update="[loss, ops.mean(y_pred)]"),
     # Takes the gradient of a vector.
     "vector": _guide("keras.losses.mean_squared_error(y, y_pred) / 4"),
-    "train_step": """class Custom(keras.Model):
-    def train_step(self, data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(x, y, y_pred, sample_weight)
-            scaled = self.optimizer.scale_loss(loss)
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(scaled, weights), weights)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=ops.shape(x)[0])
-            else:
-                metric.update_state(y, y_pred, sample_weight)
-        return {metric.name: metric.result() for metric in self.metrics}""",
+    "train_step": TRAIN_STEP,
     "unlisted": _RESULT.replace(
         "return [self.loss_tracker, self.mae_metric]", UNLISTED
     ),

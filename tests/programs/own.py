@@ -135,18 +135,20 @@ _DECORATOR = """def logged(step):
 
 
 """
-_TEST_STEP = """
+# The end of a step: updates metrics.
+_UPDATE = """        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=ops.shape(x)[0])
+            else:
+                metric.update_state(y, y_pred, sample_weight)
+        return {metric.name: metric.result() for metric in self.metrics}"""
+_TEST_STEP = f"""
 
     def check(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=ops.shape(x)[0])
-            else:
-                metric.update_state(y, y_pred, sample_weight)
-        return {metric.name: metric.result() for metric in self.metrics}
+{_UPDATE}
 
     test_step = check"""
 
@@ -197,31 +199,41 @@ RETURNED = {
         "and self.metrics[0].result()"
     ),
 }
-# Keras builds the optimizer with the trainable average, too.
-AVERAGE = """class Custom(keras.Model):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.average = self.add_weight(
-            shape=(8,), initializer="zeros", name="average"
-        )
-
+TRAIN_STEP = f"""class Custom(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight)
             scaled = self.optimizer.scale_loss(loss)
-        weights = [w for w in self.trainable_weights if w is not self.average]
+        weights = self.trainable_weights
         self.optimizer.apply(tape.gradient(scaled, weights), weights)
-        # Equal on all replicas, even in a round of local steps.
+{_UPDATE}"""
+# Keras builds the optimizer with the trainable average, too.
+AVERAGE = (
+    TRAIN_STEP.replace(
+        "    def train_step(",
+        """    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.average = self.add_weight(
+            shape=(8,), initializer="zeros", name="average"
+        )
+
+    def train_step(""",
+    )
+    .replace(
+        "self.trainable_weights",
+        "[w for w in self.trainable_weights if w is not self.average]",
+    )
+    .replace(
+        "        for metric in",
+        """        # Equal on all replicas, even in a round of local steps.
         self.average.assign(0.75 * self.average + 0.25)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=ops.shape(x)[0])
-            else:
-                metric.update_state(y, y_pred, sample_weight)
-        return {metric.name: metric.result() for metric in self.metrics}"""
-SAM = """class Custom(keras.Model):
+        for metric in""",
+        1,
+    )
+)
+SAM = f"""class Custom(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -241,9 +253,4 @@ SAM = """class Custom(keras.Model):
         for weight, step in zip(weights, steps):
             weight.assign_sub(step)
         self.optimizer.apply(gradients, weights)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=ops.shape(x)[0])
-            else:
-                metric.update_state(y, y_pred, sample_weight)
-        return {metric.name: metric.result() for metric in self.metrics}"""
+{_UPDATE}"""
