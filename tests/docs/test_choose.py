@@ -75,19 +75,10 @@ def test_large_batches_on_the_page_of_lamb():
         for name in ("tfo.Lamb", "tfo.LANS")
     ]
     assert (
-        f"rates from {tried[0]:.3f} to {tried[-1]}, each twice the one before; "
-        "[our study](demo/report.md) "
+        f"rates from {tried[0]:.3f} to {tried[-1]}, in factors of 2. "
+        "For runs of 10 to 40 steps, [our study](demo/report.md) "
         f"chose {chosen[0]} for LAMB, and {chosen[1]} for LANS."
     ) in " ".join(lamb.split())
-
-
-def test_large_batches_on_the_page_of_lans():
-    text = (ROOT / "docs/lans.md").read_text().split("with 10 steps, ")[1]
-    found = re.findall(r"(\w+)\s(?:reached )?([\d.]+) %", text)
-    names = "AdamW", "tfo.Lamb", "tfo.LANS", "Keras Muon"
-    expected = [accuracies()[name, 10] for name in names]
-    words = ["AdamW", "LAMB", "LANS", "Muon"]
-    assert found[:4] == [*zip(words, expected, strict=True)]
 
 
 def test_large_batches():
