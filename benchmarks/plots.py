@@ -22,12 +22,6 @@ from training_plots import (
 from tf_optimizers.demo.plots import COLORS, STYLE, line_style
 
 WORKER_MODEL = "4 M"
-TRACED = {
-    "GPU": "GPU: the model, weights",
-    "MemcpyD2H": "gradients to the host",
-    "host": "host: Adam",
-    "MemcpyH2D": "updates to the GPU",
-}
 # The quantities that sharding changes, and their names in the results.
 SHARDED = {
     "bytes of state": "state_bytes",
@@ -273,13 +267,13 @@ def offload_trace(document: dict) -> None:
     figure, axes = panels(len(traces))
     figure.set_size_inches(9, 1 + 2 * len(traces))
     for axis, (name, spans) in zip(axes, traces.items(), strict=True):
-        for number, kind in enumerate(TRACED):
+        for number, kind in enumerate(tables.TRACED):
             axis.broken_barh(
                 [(start, end - start) for start, end in spans[kind]],
                 (number - 0.4, 0.8),
                 color=COLORS[number],
             )
-        axis.set_yticks(range(len(TRACED)), list(TRACED.values()))
+        axis.set_yticks(range(len(tables.TRACED)), list(tables.TRACED.values()))
         axis.invert_yaxis()
         axis.set_title(name.removeprefix("trace, "))
         axis.set_xlabel("ms")

@@ -21,16 +21,26 @@ MARKED_TABLE = re.compile(
     r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
 )
 YARDSTICK = "ResourceApplyAdam"
+LATENCY_WIDTH = 512  # The default of latency.py.
+# The kinds of work in a trace of `AdamOffload`, and their descriptions.
+TRACED = {
+    "GPU": "GPU: the model, weights",
+    "MemcpyD2H": "gradients to the host",
+    "host": "host: Adam",
+    "MemcpyH2D": "updates to the GPU",
+}
 
 
-def table(title: str, header: str, rows: Iterable[Iterable[str]]) -> str:
+def table(
+    title: str, header: str, rows: Iterable[Iterable[str]], texts: int = 1
+) -> str:
     """Return a title, and a table of rows of cells.
 
-    Columns without a heading are aligned to the left, and other columns to the
+    The first `texts` columns are aligned to the left, and other columns to the
     right.
     """
-    names = header.strip("|").split("|")
-    rule = ["---:" if name.strip() else "---" for name in names]
+    numbers = len(header.strip("|").split("|")) - texts
+    rule = ["---"] * texts + ["---:"] * numbers
     lines = [f"| {' | '.join(row)} |" for row in [rule, *rows]]
     return "\n".join([title, "", header, *lines])
 
@@ -54,10 +64,11 @@ def described(name: str, result: dict) -> str:
 def step_time(name: str, result: dict) -> str:
     """Return medians, quartiles and ratios of one model's contenders."""
     unit = median(result["step_ms"][YARDSTICK])
+    steps = len(result["step_ms"][YARDSTICK])
     return table(
-        described(name, result),
-        "| | median ms | quartiles, ms "
-        f"| relative to {YARDSTICK} | first call, s |",
+        f"{described(name, result)}; {steps} steps of each optimizer",
+        "| | median ms per step | quartiles, ms "
+        f"| time relative to {YARDSTICK} | first call, s |",
         (
             [
                 key,
@@ -74,8 +85,9 @@ def memory(name: str, result: dict) -> str:
     """Return the temporary memory of each contender's step."""
     largest = result["largest_bytes"] / 2**20
     return table(
-        f"{name}: the largest variable has {largest:,.1f} MiB",
-        "| | temporary MiB |",
+        f"{name}: temporary memory of a step; the largest variable takes "
+        f"{largest:,.1f} MiB",
+        "| | MiB |",
         (
             [key, f"{size / 2**20:,.1f}"]
             for key, size in result["temporary_bytes"].items()
@@ -85,28 +97,38 @@ def memory(name: str, result: dict) -> str:
 
 def exchange(name: str, result: dict) -> str:
     """Return medians, quartiles and bytes of one model's contenders."""
+    contenders = result["contenders"]
+    steps = counted([len(each["step_ms"]) for each in contenders.values()])
     return table(
-        f"{name}, {millions(result)}",
-        "| | median ms per step | quartiles, ms | kB per step and worker |",
+        f"{name}: {steps} training steps of {result['workers']} workers on "
+        "loopback",
+        "| | median ms per step | quartiles, ms "
+        "| kB sent per step and worker |",
         (
             [key, *spread(contender["step_ms"]), kilobytes(contender)]
-            for key, contender in result["contenders"].items()
+            for key, contender in contenders.items()
         ),
     )
 
 
 def sharded_state(name: str, result: dict) -> str:
     """Return step times, state and bytes by layout and contender."""
+    steps = [
+        len(found["step_ms"])
+        for contenders in result["layouts"].values()
+        for found in contenders.values()
+    ]
     return table(
-        described(name, result),
-        "| | state | median ms | bytes of state per parameter "
-        "| resident bytes per parameter, when built "
-        "| resident bytes per parameter, after two steps "
+        f"{described(name, result)}; {counted(steps)} steps of each optimizer",
+        "| | state | median ms per step "
+        "| state of the fullest replica, bytes per parameter "
+        "| memory added to a process by build, bytes per parameter "
+        "| memory added by build and two steps, bytes per parameter "
         "| MB sent per step and worker |",
         (
             [
                 f"{layout}, {optimizer}",
-                kind,
+                {"whole": "unsharded"}.get(kind, kind),
                 f"{median(found['step_ms']):,.0f}",
                 *(
                     f"{median(found[what]) / result['parameters']:.2f}"
@@ -120,7 +142,14 @@ def sharded_state(name: str, result: dict) -> str:
             for key, found in contenders.items()
             for optimizer, kind in [key.split(", ")]
         ),
+        texts=2,
     )
+
+
+def counted(numbers: list[int]) -> str:
+    """Return the only number, or the range of numbers."""
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def kilobytes(contender: dict) -> str:
@@ -130,10 +159,11 @@ def kilobytes(contender: dict) -> str:
 def fit(name: str, result: dict) -> str:
     """Return medians, quartiles and the ratio of `fit` to a custom loop."""
     unit = median(result["step_ms"]["custom loop"])
+    steps = len(result["step_ms"]["fit"])
     return table(
-        name,
+        f"{name}: {steps} training steps of {result['workers']} workers",
         "| | median ms per step | quartiles, ms "
-        "| relative to the custom loop |",
+        "| time relative to the custom loop |",
         (
             [key, *spread(times, 2), f"{median(times) / unit:.2f}"]
             for key, times in result["step_ms"].items()
@@ -155,15 +185,20 @@ def gpu(name: str, result: dict) -> str:
             ),
         )
     peaks = result.get("peak_bytes", {})
+    steps = len(next(iter(result["step_ms"].values())))
+    kind = "training steps with each optimizer"
+    if "batch" not in name:
+        kind = "steps of each optimizer alone"
     return table(
-        f"{name}, {result['gpu']}",
-        "| | median ms | quartiles, ms | first call, s | peak GPU memory, GB |",
+        f"{name}: {steps} {kind} on an {result['gpu']}",
+        "| | median ms per step | quartiles, ms | first call, s |"
+        + (" peak GPU memory, GB |" if peaks else ""),
         (
             [
                 key,
                 *spread(times),
                 f"{result['first_call_ms'][key] / 1e3:.1f}",
-                f"{peaks[key] / 1e9:.2f}" if peaks else "",
+                *([f"{peaks[key] / 1e9:.2f}"] if peaks else []),
             ]
             for key, times in result["step_ms"].items()
         ),
@@ -173,16 +208,16 @@ def gpu(name: str, result: dict) -> str:
 def working_times(name: str, spans_of: dict) -> str:
     """Return when each kind of work begins and ends, and its duration."""
     return table(
-        name,
-        "| | busy, ms | start, ms | end, ms |",
+        f"{name.removeprefix('trace, ')}: a training step of AdamOffload",
+        "| | busy, ms | begins at, ms | ends at, ms |",
         (
             [
-                kind,
-                f"{sum(end - start for start, end in spans):.1f}",
-                f"{spans[0][0]:.1f}",
-                f"{spans[-1][1]:.1f}",
+                label,
+                f"{sum(end - start for start, end in spans_of[kind]):.1f}",
+                f"{spans_of[kind][0][0]:.1f}",
+                f"{spans_of[kind][-1][1]:.1f}",
             ]
-            for kind, spans in spans_of.items()
+            for kind, label in TRACED.items()
         ),
     )
 
@@ -200,7 +235,8 @@ def monitors(name: str, result: dict) -> str:
     header = (
         "| | ms per step without monitor | ms per measurement | added time |"
     )
-    return table(f"{name} parameters", header, rows)
+    title = f"{name} parameters, one measurement in {result['every']} steps"
+    return table(title, header, rows)
 
 
 def shaped_network(name: str, result: dict) -> str:
@@ -215,9 +251,16 @@ def shaped_network(name: str, result: dict) -> str:
             )
             cells.append(f"{middle:,.0f} ({low:,.0f}-{high:,.0f})")
         rows.append([*cells, kilobytes(contender)])
+    _, hosts = name.split(", ")
+    steps = [
+        len(contender["step_ms"])
+        for link in links.values()
+        for contender in link.values()
+    ]
     return table(
-        f"{name}, {millions(result)}; median ms per step (quartiles)",
-        f"| | {' | '.join(links)} | kB per step and host |",
+        f"{millions(result)}, {hosts}: median ms per step (quartiles) of "
+        f"{counted(steps)} training steps, by link",
+        f"| | {' | '.join(links)} | kB sent per step and host |",
         rows,
     )
 
@@ -231,9 +274,11 @@ def cost_model(name: str, compared: list[dict]) -> str:
         numbers.append(f"{predicted / measured - 1:+.0%}")
         rows.append([one["model"], one["link"], one["contender"], *numbers])
     return table(
-        f"{name}: measured and predicted ms per step",
-        "| | | | measured | predicted | error |",
+        f"{name}: measured and predicted time of a training step",
+        "| parameters and hosts | link | exchange "
+        "| measured ms | predicted ms | error |",
         rows,
+        texts=3,
     )
 
 
@@ -242,7 +287,14 @@ def latency(name: str, result: dict) -> str:
     contenders = result["contenders"]
     keys = list(next(iter(contenders.values()))["step_ms"])
     heads = [f"{key} ms" for key in keys]
-    heads += [f"round trips at {key} ms" for key in keys if key != "0"]
+    heads += [f"round trips per step, at {key} ms" for key in keys[1:]]
+    width = result.get("width", LATENCY_WIDTH)
+    place = name.split(", width")[0]
+    times = [found["step_ms"].values() for found in contenders.values()]
+    steps = counted([len(each) for row in times for each in row])
+    kind = (
+        "steps or rounds" if "local steps" in " ".join(contenders) else "steps"
+    )
     rows = [
         [
             contender,
@@ -252,25 +304,32 @@ def latency(name: str, result: dict) -> str:
         for contender, found in contenders.items()
     ]
     return table(
-        f"{name}: median ms per step, by the round-trip time between workers",
+        f"{place}, {2 * width**2 / 1e6:.1f} M parameters: median ms per step, "
+        f"over {steps} training {kind}, by the time of a round trip",
         f"| | {' | '.join(heads)} |",
         rows,
     )
 
 
 def overlap(name: str, result: dict) -> str:
-    """Return the times of a round, and how much of the exchange is hidden."""
+    """Return the times of a round, and the part of an exchange it hides."""
     shares = [
         f"{median(each):.0%} ({min(each):.0%} to {max(each):.0%})"
         for each in (result["hidden"], result["hidden_delay"])
     ]
+    link = result["link"]
     return table(
-        f"{name}: ms of a round, median of {len(result['hidden'])} turns",
-        "| | without a link | 4 ms | over the link | hidden | of the delay |",
+        f"{result['local_steps']} local steps, "
+        f"{2 * result['width'] ** 2 / 1e6:.1f} M parameters: median ms per "
+        f"round, over {len(result['hidden'])} runs, by link and round trip",
+        f"| overlap | 10 Gbit/s, 0 ms | {link}, 4 ms "
+        f"| {link}, {result['round_trip_ms']:g} ms "
+        "| hidden part of an exchange, median (range) "
+        "| hidden part of the added delay, median (range) |",
         (
             [
-                kind,
-                *(f"{median(each):.0f}" for each in times.values()),
+                str(kind == "overlaps"),
+                *(f"{median(each):,.0f}" for each in times.values()),
                 *(shares if kind == "overlaps" else ["", ""]),
             ]
             for kind, times in result["ms"].items()
@@ -281,9 +340,10 @@ def overlap(name: str, result: dict) -> str:
 def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
-        f"{name}: a message takes {result['message_ms']:.2f} CPU ms",
+        f"{name} parameters, of which a thousandth is sent: a message takes "
+        f"{result['message_ms']:.2f} ms of CPU time",
         "| | workers | round trip, ms | median ms per gather | quartiles, ms "
-        "| CPU ms per gather |",
+        "| CPU ms per gather and worker |",
         (
             [
                 *(levels, workers, key, *spread(each["ms"])),
@@ -311,7 +371,7 @@ def time_to_accuracy(name: str, result: dict) -> str:
     return table(
         f"{name}: seconds of training until each validation accuracy",
         f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
-        "| end of the run | final accuracy | MB sent by a host |",
+        "| end of the run | final validation accuracy | MB sent per host |",
         rows,
     )
 
@@ -326,8 +386,9 @@ def accuracy(name: str, result: dict) -> str:
     return table(
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
         f"{result['steps']:,} steps, batch size {result['batch_size']}",
-        "| | seeds | accuracy % | difference from dense (95 % interval) "
-        "| loss, bits | difference from dense (95 % interval) |",
+        "| | seeds "
+        "| test accuracy, % | accuracy minus dense, points (95 % interval) "
+        "| test loss, bits | loss minus dense, bits (95 % interval) |",
         rows,
     )
 
@@ -341,12 +402,15 @@ def local_schedule(name: str, result: dict) -> str:
             cells.append(f"{found['fewer']:,.0f}")
             cells += against_dense(found["runs"], schedules["dense"]["runs"])
             rows.append(cells)
+    place = name.removesuffix(", long")
+    if "Muon" not in place:
+        place += ", AdamW"
     return table(
-        f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, batch size "
+        f"{place}, {result['parameters'] / 1e3:,.0f} k parameters, batch size "
         f"{result['batch_size']}",
-        "| | steps | seeds | times fewer bytes "
-        "| accuracy % | difference from dense (95 % interval) "
-        "| loss, bits | difference from dense (95 % interval) |",
+        "| | steps | seeds | times fewer bytes than dense "
+        "| test accuracy, % | accuracy minus dense, points (95 % interval) "
+        "| test loss, bits | loss minus dense, bits (95 % interval) |",
         rows,
     )
 
@@ -360,8 +424,8 @@ def run_bytes(name: str, result: dict) -> str:
         dense = run["steps"] * result["dense_bytes"]
         cells.setdefault(key, []).append(f"{dense / run['bytes']:,.0f}")
     return table(
-        f"{name}: times fewer bytes than a dense run, by number of steps",
-        f"| | {' | '.join(f'{steps:,}' for steps in lengths)} |",
+        f"{name}: bytes of a dense run, divided by those of the compressed run",
+        f"| | {' | '.join(f'{steps:,} steps' for steps in lengths)} |",
         ([", ".join(key), *ratios] for key, ratios in cells.items()),
     )
 
