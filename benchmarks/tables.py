@@ -190,7 +190,8 @@ def gpu(name: str, result: dict) -> str:
     if "batch" not in name:
         kind = "steps of each optimizer alone"
     return table(
-        f"{name}: {steps} {kind} on an {result['gpu']}",
+        f"{name.replace('4 x', '4 variables of')}: {steps} {kind} on an "
+        f"{result['gpu']}",
         "| | median ms per step | quartiles, ms | first call, s |"
         + (" peak GPU memory, GB |" if peaks else ""),
         (
@@ -297,7 +298,7 @@ def latency(name: str, result: dict) -> str:
     )
     rows = [
         [
-            contender,
+            contender.replace("an epoch a step", "fit, one step per epoch"),
             *(f"{median(t):.1f}" for t in found["step_ms"].values()),
             *(f"{trips:.1f}" for trips in found["round_trips"].values()),
         ]
