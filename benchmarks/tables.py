@@ -188,7 +188,7 @@ def gpu(name: str, result: dict) -> str:
     steps = len(next(iter(result["step_ms"].values())))
     kind = "training steps with each optimizer"
     if "batch" not in name:
-        kind = "steps of each optimizer alone"
+        kind = "weight updates by each optimizer"
     return table(
         f"{name.replace('4 x', '4 variables of')}: {steps} {kind} on an "
         f"{result['gpu']}",
@@ -314,24 +314,20 @@ def latency(name: str, result: dict) -> str:
 
 def overlap(name: str, result: dict) -> str:
     """Return the times of a round, and the part of an exchange it hides."""
-    shares = [
-        f"{median(each):.0%} ({min(each):.0%} to {max(each):.0%})"
-        for each in (result["hidden"], result["hidden_delay"])
-    ]
-    link = result["link"]
+    each, link = result["hidden"], result["link"]
+    share = f"{median(each):.0%} ({min(each):.0%} to {max(each):.0%})"
     return table(
         f"{result['local_steps']} local steps, "
         f"{2 * result['width'] ** 2 / 1e6:.1f} M parameters: median ms per "
         f"round, over {len(result['hidden'])} runs, by link and round trip",
         f"| overlap | 10 Gbit/s, 0 ms | {link}, 4 ms "
         f"| {link}, {result['round_trip_ms']:g} ms "
-        "| hidden part of an exchange, median (range) "
-        "| hidden part of the added delay, median (range) |",
+        "| hidden part of an exchange, median (range) |",
         (
             [
                 str(kind == "overlaps"),
                 *(f"{median(each):,.0f}" for each in times.values()),
-                *(shares if kind == "overlaps" else ["", ""]),
+                share if kind == "overlaps" else "",
             ]
             for kind, times in result["ms"].items()
         ),
@@ -341,8 +337,8 @@ def overlap(name: str, result: dict) -> str:
 def messages(name: str, result: dict) -> str:
     """Return the times of a gather, by levels, workers and round trip."""
     return table(
-        f"{name} parameters, of which a thousandth is sent: a message takes "
-        f"{result['message_ms']:.2f} ms of CPU time",
+        f"{name} parameters: gathers of the entries that DGC sends in a step; "
+        f"a message takes {result['message_ms']:.2f} ms of CPU time",
         "| | workers | round trip, ms | median ms per gather | quartiles, ms "
         "| CPU ms per gather and worker |",
         (
@@ -399,7 +395,7 @@ def local_schedule(name: str, result: dict) -> str:
     rows = []
     for steps, schedules in result["runs"].items():
         for key, found in schedules.items():
-            cells = [key, steps, str(len(found["runs"]))]
+            cells = [key, f"{int(steps):,}", str(len(found["runs"]))]
             cells.append(f"{found['fewer']:,.0f}")
             cells += against_dense(found["runs"], schedules["dense"]["runs"])
             rows.append(cells)
