@@ -405,7 +405,7 @@ def local_schedule(name: str, result: dict) -> str:
     return table(
         f"{place}, {result['parameters'] / 1e3:,.0f} k parameters, batch size "
         f"{result['batch_size']}",
-        "| | steps | seeds | times fewer bytes than dense "
+        "| | steps | seeds | times fewer bytes than dense, on two workers "
         "| test accuracy, % | accuracy minus dense, points (95 % interval) "
         "| test loss, bits | loss minus dense, bits (95 % interval) |",
         rows,
