@@ -188,7 +188,7 @@ def gpu(name: str, result: dict) -> str:
     steps = len(next(iter(result["step_ms"].values())))
     kind = "training steps with each optimizer"
     if "batch" not in name:
-        kind = "weight updates by each optimizer"
+        kind = "steps of each optimizer"
     return table(
         f"{name.replace('4 x', '4 variables of')}: {steps} {kind} on an "
         f"{result['gpu']}",
