@@ -268,7 +268,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             value_dtype           "int2"
             step_ahead            0.25, or 0 with `overlap`
 
-        Here, s is the fraction of entries with which a replica sends 1,000
+        Here, s is the fraction of entries with which N workers send 2,000 / N
         times fewer bytes than with dense float32 gradients in every step. In
         short runs, the fraction is raised, to at most 1 / 2, so that every
         entry is sent ten times on average. With `sync_every=8`, these are runs

@@ -205,7 +205,7 @@ def recommended_rounds(steps: Any, sync_every: int) -> dict[str, Any]:
     """Return the recommended arguments of `SparseLoCo` with local steps.
 
     Each exchange sends the same fraction of the entries. With this fraction,
-    the run sends about `TIMES_FEWER_BYTES` times fewer bytes than with dense
+    two workers send about `TIMES_FEWER_BYTES` times fewer bytes than with dense
     float32 gradients in every step. In a short run, the fraction is larger, so
     that each entry is sent `SENT_AT_LEAST` times on average. In both cases, the
     fraction is at most `LARGEST_SHARE`.
