@@ -10,6 +10,9 @@ from .groups import PLACES, Group
 
 # In seconds: the limit for a program on an idle machine.
 LIMIT = 90
+# Number of seeds in which to look for a program. The rarest feature occurs in
+# one of 1,500.
+MOST_SEEDS = 20_000
 # In seconds: the limit for features that could only hang.
 SOON = 20
 # Number of tries to shrink a program that hangs.
@@ -196,8 +199,21 @@ def is_valid(program):
 
 
 def programs_of(seeds, where=None, only=None):
-    """Yield seeds and their programs, for some places and features."""
+    """Yield seeds and their programs, for some places and features.
+
+    Raises:
+        ValueError: If `MOST_SEEDS` successive seeds have no such program.
+    """
+    since = 0
     for seed in seeds:
+        since += 1
+        if since > MOST_SEEDS:
+            raise ValueError(
+                "`--where` and `--only` must match some programs. Received: "
+                f"where={where}, only={only}, which match none of "
+                f"{MOST_SEEDS:,} programs. Name features of grammar.py, or "
+                "their values, except each feature's first value."
+            )
         program = grammar.draw(random.Random(seed))
         if where is not None and MANY in where and program["where"] == "3":
             program = {**program, "where": MANY}
@@ -207,6 +223,7 @@ def programs_of(seeds, where=None, only=None):
             continue
         if only is not None and not any(has(program, one) for one in only):
             continue
+        since = 0
         yield seed, program
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from . import grammar
+from . import grammar, machine
 from .__main__ import Run
 from .machine import programs_of
 
@@ -76,6 +76,12 @@ def test_same_seed_makes_the_same_program():
         for _ in range(2)
     )
     assert first == second
+
+
+def test_features_that_no_program_has_are_refused(monkeypatch):
+    monkeypatch.setattr(machine, "MOST_SEEDS", 100)
+    with pytest.raises(ValueError, match=r"Received: .* only=\['SGD'\]"):
+        next(programs_of(itertools.count(), only=["SGD"]))
 
 
 def test_every_program_can_be_written_down_and_made_plain():
