@@ -203,11 +203,9 @@ PATCHES = (
     ),
     Patch(
         names=(
-            # `LossScaleOptimizer._tf_apply`, listed above, is also replaced for
-            # this reason.
             f"{_OPTIMIZERS}.Optimizer.apply",
             *_MULTI,
-            f"{_OPTIMIZERS}.Optimizer.scale_loss",
+            f"{_OPTIMIZERS}.LossScaleOptimizer.apply",
             f"{_OPTIMIZERS}.LossScaleOptimizer.scale_loss",
         ),
         features=(STRATEGY,),

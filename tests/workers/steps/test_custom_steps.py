@@ -342,11 +342,14 @@ def test_metric_with_several_results_keeps_its_axis(ours, eagerly):
 @pytest.mark.skipif(
     not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="newer Keras"
 )
-def test_optimizer_is_built_the_same_on_all_replicas(ours):
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_optimizer_is_built_the_same_on_all_replicas(ours, is_scaled):
     """A GAN's step is the first to use the optimizer of a part."""
     with ours.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
+        if is_scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 1.0)
 
     @tf.function
     def step():

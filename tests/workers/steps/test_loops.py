@@ -288,18 +288,22 @@ def test_class_weight_of_distributed_data_is_rejected(ours):
 @pytest.mark.parametrize("is_built", [True, False])
 @pytest.mark.parametrize("replicas", ["ours", "of_one_replica"])
 @pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize(
+    "around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer]
+)
 def test_step_outside_of_run_names_the_remedy(
-    request, replicas, is_inside, is_built
+    request, replicas, is_inside, is_built, around
 ):
     """TensorFlow's errors are about indices, or about the scope.
 
     With an optimizer that is built, each worker would train alone.
     """
     strategy = request.getfixturevalue(replicas)
-    outside = keras.optimizers.Adam()
+    outside = around(keras.optimizers.Adam())
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
-        optimizer = keras.optimizers.Adam() if is_inside else outside
+        inside = around(keras.optimizers.Adam())
+        optimizer = inside if is_inside else outside
         if is_built:
             optimizer.build([variable])
     scopes = [strategy.scope()]

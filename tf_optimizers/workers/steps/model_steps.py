@@ -28,11 +28,7 @@ import tensorflow as tf
 from tf_optimizers._compat import distinct
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.workers._compat.step_functions import (
-    ModelStep,
-    step_of,
-    summing_added_losses,
-)
+from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
 from tf_optimizers.workers.data import local_rounds
 from tf_optimizers.workers.data.batch_metadata import RowCounts, rows_of
 from tf_optimizers.workers.data.data_distribution import (
@@ -72,7 +68,7 @@ from tf_optimizers.workers.steps.share import (
     trace_with_rows,
     with_checked_rows,
 )
-from tf_optimizers.workers.steps.uneven_batches import sum_added_loss
+from tf_optimizers.workers.steps.uneven_batches import weighting_losses
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -287,12 +283,12 @@ class Step:
     def noting_results(self) -> Iterator[None]:
         """In this context, record which tensors are results of metrics.
 
-        The model also sums losses from `add_loss` as a single process would.
+        The step also weights its losses; see `weighting_losses`.
         """
         with self._undo:
             if self._model is not None:
                 self._undo.enter_context(
-                    summing_added_losses(self._model, sum_added_loss)
+                    weighting_losses(self._model, self._is_keras)
                 )
                 for metric in metrics_of(self._model):
                     self._note(metric)

@@ -7,7 +7,7 @@ replica runs in a separate thread, and has separate values.
     field         set by                       read by
     share         model_steps                  step_hooks, uneven_batches, share
     rows          model_steps                  step_hooks, share
-    is_keras      model_steps                  step_hooks, uneven_batches
+    is_keras      model_steps                  uneven_batches
     is_training   model_steps                  step_hooks
     weights       model_steps                  step_hooks
     scaled        model_steps, step_hooks      step_hooks, uneven_batches

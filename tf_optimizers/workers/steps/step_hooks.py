@@ -8,6 +8,7 @@ unless the weight is already a number of rows. A replica without rows may reset
 metrics, but does not change them otherwise.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from tf_optimizers._compat.keras_internals import (
     strategy_of,
 )
 from tf_optimizers._compat.strategies import (
+    Attribute,
     adopt,
     call_for_all,
     check_built_in_run,
@@ -195,12 +197,24 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     steps, only `apply` multiplies by the share.
     """
     loss, share = original(optimizer, loss), replica.share
-    dynamic = keras.optimizers.LossScaleOptimizer
-    is_scaled = replica.is_keras or isinstance(optimizer, dynamic)
-    if share is None or not is_scaled:
+    if share is None:
         return loss
     replica.scaled.add(id(optimizer))
     return loss * tf.cast(share.weight, loss.dtype)
+
+
+def scaling_loss(optimizer: Any) -> list[Attribute]:
+    """Return the attributes for `replaced` that scale the loss of Keras's step.
+
+    The class of a `LossScaleOptimizer` is changed for all steps; see
+    `patches.py`.
+    """
+    dynamic = keras.optimizers.LossScaleOptimizer
+    if optimizer is None or isinstance(optimizer, dynamic):
+        return []
+    original = type(optimizer).scale_loss
+    by = functools.partial(scale_loss, original, optimizer)
+    return [(optimizer, "scale_loss", by)]
 
 
 def gradient(

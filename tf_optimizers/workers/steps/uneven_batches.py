@@ -24,16 +24,21 @@ a mean that Keras or TensorFlow computes is multiplied by the fraction instead
 of 1 / replicas.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import NAMES, hook
+from tf_optimizers._compat.strategies import replaced
 from tf_optimizers.replicas import replicas_of
-from tf_optimizers.workers._compat.step_functions import merge_mask
+from tf_optimizers.workers._compat.step_functions import (
+    merge_mask,
+    summing_added_losses,
+)
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.share import factor_of_sum, sum_over_replicas
@@ -53,9 +58,8 @@ def weight_uneven_batches() -> None:
         "nn.scale_regularization_loss": _regularize,
         "BatchNormalization._moments": _moments,
         "Optimizer.apply": step_hooks.apply,
-        "LossScaleOptimizer._tf_apply": step_hooks.apply,
+        "LossScaleOptimizer.apply": step_hooks.apply,
         "MultiOptimizer.apply": step_hooks.apply,
-        "Optimizer.scale_loss": step_hooks.scale_loss,
         "LossScaleOptimizer.scale_loss": step_hooks.scale_loss,
         "Mean.update_state": step_hooks.update_mean,
         "Variable.assign": step_hooks.assign,
@@ -77,7 +81,20 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
-def sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
+@contextlib.contextmanager
+def weighting_losses(model: keras.Model, is_keras: bool) -> Iterator[None]:
+    """In this context, a model's step sums and scales losses for its share.
+
+    Args:
+        model: The model.
+        is_keras: Whether the step is Keras's own `train_step`.
+    """
+    scaling = step_hooks.scaling_loss(model.optimizer) if is_keras else []
+    with summing_added_losses(model, _sum_added_loss), replaced(scaling):
+        yield
+
+
+def _sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     """Sum a loss from `add_loss`; see `summing_added_losses`.
 
     If the loss has an element for each row, divide the sum by the replica's
