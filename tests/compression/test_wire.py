@@ -50,6 +50,8 @@ def test_rule_compares_the_bytes_that_replicas_pass_on(
         assert gathered.is_dense(0) is is_dense is (share > densest)
         words = SIZE if is_dense else math.ceil(pair / 4)
         assert gathered.sent_bytes() == [4 * words]
+        cost = 4e6 / replicas if is_dense else pair
+        assert gathered.peer_bytes == pytest.approx(cost)
 
 
 def test_warm_up_of_many_workers_becomes_sparse():

@@ -131,10 +131,8 @@ class CompressedOptimizer(Optimizer):
             self._accumulate_residual(indices[i], total, weights[i], rate)
         sent = [indices[i] for i in chosen]
         others = [gradients[i] for i in whole]
-        received = compressor.send(
-            self.iterations, sparsity, sent, others, rate
-        )
-        updates = dict(zip([*chosen, *whole], received, strict=True))
+        sums = compressor.send(self.iterations, sparsity, sent, others, rate)
+        updates = dict(zip([*chosen, *whole], sums, strict=True))
         for i in whole:
             updates[i] = self._dense_update(
                 indices[i], updates[i], weights[i], rate

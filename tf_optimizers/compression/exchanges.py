@@ -9,6 +9,7 @@ are therefore sent as a dense tensor if N S > 2 D. All replicas know the same N,
 S and D, so they make the same choice.
 """
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -33,13 +34,9 @@ class GatheredExchange(Exchange):
         # A dense sum sends 2 D / N bytes to each other replica, where D is the
         # size of a dense tensor. Count only D / N, because a dense sum needs no
         # sorting, while shards do.
-        bits = sum(
-            min(entries, _DENSE_BITS * size / self.wire.replicas)
-            for entries, size in zip(self._entry_bits, self.sizes, strict=True)
-        )
-        return bits / 8
+        return sum(self._bits(self.wire.replicas)) / 8
 
-    @property
+    @functools.cached_property
     def _entry_bits(self) -> list[int]:
         return list(map(self.wire.entry_bits, self.sizes, self.counts))
 
@@ -48,12 +45,16 @@ class GatheredExchange(Exchange):
         entries = self.wire.replicas * self._entry_bits[i]
         return entries > 2 * _DENSE_BITS * self.sizes[i]
 
+    def _bits(self, parts: int = 1) -> list[int]:
+        """Return the bits of each variable: D / `parts` if dense, else S."""
+        return [
+            _DENSE_BITS * self.sizes[i] // parts if self.is_dense(i) else bits
+            for i, bits in enumerate(self._entry_bits)
+        ]
+
     def sent_bytes(self) -> list[int]:
         """Return the bytes that a replica sends for each variable."""
-        bits = [
-            _DENSE_BITS * size if self.is_dense(i) else self._entry_bits[i]
-            for i, size in enumerate(self.sizes)
-        ]
+        bits = self._bits()
         return (
             whole_bytes(bits) if self.wire.is_packed else [b // 8 for b in bits]
         )
