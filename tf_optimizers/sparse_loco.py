@@ -15,6 +15,7 @@ from tf_optimizers._compat.keras_internals import (
     variable_index,
 )
 from tf_optimizers._compat.shown_averages import show_averages
+from tf_optimizers._compat.strategies import is_adopted
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import Wrapper
 from tf_optimizers.base.precision import store_weights
@@ -412,7 +413,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             return
         self._adopt(variables)
         self._check_strategy(variables)
-        if replicas_of(strategy_of(self)).devices != [""]:
+        if is_adopted(self):
             self._check_overlap()
         super().build(variables)
 

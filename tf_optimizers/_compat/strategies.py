@@ -61,34 +61,22 @@ _OUTSIDE = (
 )
 
 
-def check_in_run(strategy: tf.distribute.Strategy) -> None:
+def check_in_run(strategy: tf.distribute.Strategy, built: bool = True) -> None:
     """Raise if a call of `apply` is outside of `strategy.run`.
 
-    With one replica, the call is an error only in a strategy's scope.
+    With one replica, a call outside of any scope is an error only if it builds
+    the optimizer: TensorFlow's own errors do not say what to do.
     """
     context = tf.distribute.get_replica_context()
-    replicas = strategy.num_replicas_in_sync
-    if context is None or context.num_replicas_in_sync < replicas:
-        raise RuntimeError(_OUTSIDE)
-
-
-def check_built_in_run(maker: tf.distribute.Strategy | None) -> None:
-    """Raise if a step that builds an optimizer is outside of `maker.run`.
-
-    This is an error even with one replica: TensorFlow's own errors do not say
-    what to do.
-
-    Args:
-        maker: The strategy that created the optimizer's variables, if any.
-    """
-    context = tf.distribute.get_replica_context()
-    if maker is not None and (context is None or context.strategy is not maker):
+    may_differ = built and strategy.num_replicas_in_sync == 1
+    if context is None or not (may_differ or context.strategy is strategy):
         raise RuntimeError(_OUTSIDE)
 
 
 def build_together(optimizer: Any, variables: Sequence[Any]) -> None:
     """Build an optimizer in a step, for all replicas at once."""
-    check_built_in_run(maker_of(variables))
+    maker = maker_of(variables) or tf.distribute.get_strategy()
+    check_in_run(maker, built=False)
     call_for_all(lambda: optimizer.build(variables))
 
 

@@ -93,8 +93,9 @@ class AverageState(keras.callbacks.Callback):
         self._keep()
 
     def _make_common(self, subject: str) -> None:
-        # Synchronize now, since `CommonWeights` may do so only after this
-        # callback. Within a round, trainable weights would not be compared.
+        # Synchronize here, too: within a round, trainable weights would not be
+        # compared. `CommonWeights` may come after this callback, or be missing
+        # if the model has no `SparseLoCo` until its first step builds one.
         for optimizer in local_steppers(self.model):
             optimizer.synchronize()
         strategy = self.model.distribute_strategy

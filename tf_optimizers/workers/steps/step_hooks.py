@@ -26,7 +26,6 @@ from tf_optimizers._compat.strategies import (
     Attribute,
     adopt,
     call_for_all,
-    check_built_in_run,
     check_in_run,
     is_adopted,
     made_outside,
@@ -112,8 +111,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     if maker is not None and is_ours(maker):
         # Outside of `run`, an optimizer that is already built would update each
         # worker's weights independently.
-        check = check_in_run if optimizer.built else check_built_in_run
-        check(maker)
+        check_in_run(maker, optimizer.built)
     strategy = strategy_of_replica()
     if strategy is None:
         return
