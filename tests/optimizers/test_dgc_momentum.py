@@ -608,12 +608,24 @@ def test_sum_of_residuals_is_read_and_saved(mirrored, tmp_path):
             np.testing.assert_array_equal(one, two[0] + two[1])
 
 
-def test_one_replica_is_warned_once():
-    optimizer = tfo.DGCMomentum(0.1)
-    variables = [keras.Variable(np.zeros(3))]
-    message = "has no traffic. Use `keras.optimizers.SGD"
-    with pytest.warns(UserWarning, match=message):
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (lambda: tfo.DGCMomentum(0.1), "`keras.optimizers.SGD"),
+        (
+            lambda: tfo.SparseLoCo(keras.optimizers.SGD(0.1)),
+            "the inner optimizer alone",
+        ),
+    ],
+)
+def test_one_replica_is_warned_once_it_trains(make, instead):
+    """A model may be loaded, which builds its optimizer, only to predict."""
+    optimizer, variables = make(), [keras.Variable(np.zeros(3))]
+    optimizer.build(variables)
+    with pytest.warns(UserWarning, match=f"has no traffic. Use {instead}"):
         optimizer.apply([np.ones(3)], variables)
+    optimizer.apply([np.ones(3)], variables)
 
 
 def test_two_replicas_are_not_warned(mirrored, recwarn):

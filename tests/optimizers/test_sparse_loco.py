@@ -469,9 +469,10 @@ def test_xla_is_rejected_before_anything_changes():
     assert run.optimizer.inner_optimizer.iterations.numpy() == 0
 
 
-def test_one_replica_is_warned(mirrored):
+def test_one_replica_is_warned():
+    run = dgc.Run(NONE, start(), RATE, around(keras.optimizers.SGD))
     with pytest.warns(UserWarning, match="Received: one replica"):
-        dgc.Run(NONE, start(), RATE, around(keras.optimizers.SGD))
+        run.step(gradients_of(0, 1))
 
 
 def test_communication_summary_is_that_of_the_entries(mirrored):

@@ -1,6 +1,5 @@
 """The base class of `DGCMomentum` and `SparseLoCo`."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ class CompressedOptimizer(Optimizer):
 
     # XLA cannot compile the search for the largest entries on a CPU.
     _supports_jit = False
+    # The `Compressor` warns when the first step begins.
     _single_replica_warning: str
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
     rampup_begin_step, rampup_step = Fixed(), Fixed()
@@ -74,8 +74,6 @@ class CompressedOptimizer(Optimizer):
             return
         super().build(variables)
         strategy = strategy_of(self)
-        if strategy.num_replicas_in_sync == 1:
-            warnings.warn(self._single_replica_warning, stacklevel=3)
         self._compressor.build(strategy)
         self._add_state(variables)
 

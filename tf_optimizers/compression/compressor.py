@@ -14,6 +14,7 @@ sparsity 0, nothing is selected or rounded: all of v is sent as a dense tensor.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,11 +203,9 @@ class Compressor:
         self._begin(optimizer)
         indices = [variable_index(optimizer, v) for v in variables]
         prepared, compressed = [], []
-        for i, gradient, variable in zip(
-            indices, gradients, variables, strict=True
-        ):
+        for i, gradient, v in zip(indices, gradients, variables, strict=True):
             if i in self._ever_compressed:
-                gradient = as_dense(gradient, variable)
+                gradient = as_dense(gradient, v)
             if i in self._residuals and not self.rows.is_sparse(i, gradient):
                 compressed.append(i)
             prepared.append(gradient)
@@ -223,10 +222,12 @@ class Compressor:
         These residuals must be sent even after the cool-down, and even if their
         variables have sparse gradients now. Under TensorFlow's strategies, it
         is enough to check the replicas of this process: loading divides a
-        residual evenly among all replicas.
+        residual evenly among all replicas. Also warn if there is one replica.
         """
         if self._is_begun:
             return
+        if self.wire.replicas == 1:
+            warnings.warn(optimizer._single_replica_warning, stacklevel=2)
         with tf.init_scope():
             if tf.executing_eagerly():
                 own = [i for i, v in self._residuals.items() if v.is_nonzero()]
