@@ -119,6 +119,23 @@ def test_several_workers_of_a_machine_have_successive_ports_and_ranks():
     assert (place.local_index, place.local_count) == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("index", "visible", "expected"),
+    [(0, {}, (0, 1)), (2, {}, (1, 2)), (2, {gpus.VISIBLE: "1"}, (0, 1))],
+)
+def test_launchers_of_a_host_are_counted_to_divide_its_gpus(
+    index, visible, expected
+):
+    """A launcher that has a list of GPUs uses this whole list."""
+    config = {
+        "cluster": {"worker": ["g:1000", "h:1000", "h:2000"]},
+        "task": {"type": "worker", "index": index},
+    }
+    environment = {"TF_CONFIG": json.dumps(config)} | visible
+    place = find_place("tf-config", environment, None)
+    assert (place.local_index, place.local_count) == expected
+
+
 def without(environment, name):
     return {key: environment[key] for key in environment if key != name}
 

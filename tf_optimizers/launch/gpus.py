@@ -60,6 +60,25 @@ def divide_gpus(
     ]
 
 
+def launchers_of_host(
+    hosts: Sequence[str], rank: int, environment: Mapping[str, str]
+) -> tuple[int, int]:
+    """Return a launcher's index among those of its host, and their number.
+
+    A launcher with a list of GPUs in its environment counts as the only one.
+
+    Args:
+        hosts: "host" or "host:port" of every launcher.
+        rank: The index of the launcher in `hosts`.
+        environment: The launcher's environment variables.
+    """
+    if VISIBLE in environment:
+        return 0, 1
+    names = [re.sub(r":\d+$", "", host) for host in hosts]
+    own = "".join(names[rank:][:1])  # "" if there is no such launcher.
+    return names[:rank].count(own), names.count(own)
+
+
 def _indices_in(visible: str) -> list[str]:
     """Return the GPUs in a value of `VISIBLE`."""
     # CUDA ignores a negative index and all indices after it.

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tf_optimizers.launch.gpus import launchers_of_host
+
 # The first port of a machine, unless `--port` or the scheduler sets another.
 PORT = 12345
 _LAST_PORT = 65535
@@ -32,8 +34,8 @@ class Place(NamedTuple):
         found: The platform and its variables, for messages.
         hosts: "host" or "host:port" of every launcher, by index.
         rank: The index of this launcher.
-        local_index: The index of this launcher on its machine (Slurm), or 0.
-        local_count: The number of launchers on its machine (Slurm), or 1.
+        local_index: The index of this launcher on its machine, or 0 if unknown.
+        local_count: The number of launchers on its machine, or 1 if unknown.
         given: The `TF_CONFIG` that describes this place, or "".
     """
 
@@ -184,7 +186,8 @@ def _from_tf_config(
     hint = "Set it, or pass another `--cluster`."
     text = _get(environment, "TF_CONFIG", "this machine", hint)
     place = _place_in_jobs(text, "TF_CONFIG", ("chief", "worker"))
-    return place._replace(given=text)
+    index, count = launchers_of_host(place.hosts, place.rank, environment)
+    return place._replace(given=text, local_index=index, local_count=count)
 
 
 def _from_vertex(environment: Mapping[str, str], machines: int | None) -> Place:
