@@ -106,18 +106,34 @@ def test_none_stand_by_before_their_time(launch, write, tmp_path):
     assert not standbys(tmp_path)
 
 
+# Stands in for TensorFlow in processes that do not stand by.
+SPLITTING = """
+class config:
+    LogicalDeviceConfiguration = object
+    list_physical_devices = staticmethod(lambda kind: [kind])
+    set_logical_device_configuration = staticmethod(lambda *_: print("split"))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("backend", ["jax", "missing"])
 def test_process_without_usable_libraries_starts_afresh(
-    launch, write, environment, tmp_path, backend
+    launch, write, environment, tmp_path, backend, devices
 ):
     environment.setenv("BACKEND", backend)
+    write(SPLITTING, name="site/tensorflow.py")
     run = launch(
         *("--workers", "2", *OPTIONS, "1", "--standby", "0"),
-        write(*FAILS_ONCE, SAYS),
+        *("--devices-per-worker", str(devices)),
+        write(
+            *FAILS_ONCE, "print(os.getpid(), restart, 'keras' in sys.modules)"
+        ),
     )
     assert run.returncode == 0, run.stderr
     for index in range(2):
-        pid, restart, is_loaded, *_ = lines_of(run.stdout, index)[0].split()
+        *splits, line = lines_of(run.stdout, index)
+        assert splits == [b"split"] * (2 * (devices - 1))  # In both attempts.
+        pid, restart, is_loaded = line.split()
         assert int(pid) in standbys(tmp_path)
         assert (restart, is_loaded) == (b"1", b"False")
 

@@ -36,12 +36,12 @@ Options:
     --gpus-per-worker G: int >= 0. The number of GPUs that each worker can use,
         set through `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the
         launcher's workers divide the machine's GPUs, if there are any. On
-        Slurm, the workers of all launchers on a machine divide them, unless
-        each launcher has its own GPUs. The launcher exits with an error if
-        there are fewer than G GPUs per worker, or if workers must divide GPUs,
-        but there are more workers than GPUs. If `CUDA_VISIBLE_DEVICES` is set,
-        the default leaves it unchanged, except in a Slurm job with GPUs, whose
-        workers divide the listed GPUs.
+        Slurm, and with equal hosts in `TF_CONFIG`, the workers of all launchers
+        on a machine divide them, unless each launcher has its own GPUs. The
+        launcher exits with an error if there are fewer than G GPUs per worker,
+        or if workers must divide GPUs, but there are more workers than GPUs. If
+        `CUDA_VISIBLE_DEVICES` is set, the default leaves it unchanged, except
+        in a Slurm job with GPUs, whose workers divide the listed GPUs.
     --devices-per-worker M: int >= 1. Logical CPU devices of each worker.
         Defaults to `1`, which does not configure TensorFlow. With 2 or more,
         the worker imports and configures TensorFlow before the script starts.

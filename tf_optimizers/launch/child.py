@@ -58,28 +58,39 @@ def work(
         os.write(lifeline, b"+%d\n" % os.getpid())
     os.close(lifeline)
     if devices == 1 and not stands_by:
-        run_in_new_python(command)
+        run_in_new_python(devices, command)
+    show_command(command)
+    if stands_by:
+        is_ready = import_libraries()
+        wait_for_turn()
+        if not is_ready:
+            run_in_new_python(devices, command)
+    run_here(devices, command)
+
+
+def run_in_new_python(devices: int, command: list[str]) -> NoReturn:
+    """Replace this process with a new Python that runs the command."""
+    split = [__file__, "split", str(devices)] if devices > 1 else []
+    os.execv(sys.executable, [sys.executable, "-u", *split, *command])
+
+
+def show_command(command: list[str]) -> None:
+    """Set `sys.argv` and `sys.path` as `python` would for the command."""
     is_module = command[0] == "-m"
     sys.argv = command[1:] if is_module else command
     if not getattr(sys.flags, "safe_path", False):  # Since Python 3.11.
         script_folder = os.path.dirname(os.path.realpath(command[0]))
         sys.path[0] = os.getcwd() if is_module else script_folder
-    if stands_by:
-        is_ready = import_libraries()
-        wait_for_turn()
-        if not is_ready and devices == 1:
-            run_in_new_python(command)
+
+
+def run_here(devices: int, command: list[str]) -> None:
+    """Run the command in this process, after `show_command`."""
     if devices > 1:
         split_cpu(devices)
-    if is_module:
+    if command[0] == "-m":
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
         run_script(command[0])
-
-
-def run_in_new_python(command: list[str]) -> NoReturn:
-    """Replace this process with a new Python that runs the command."""
-    os.execv(sys.executable, [sys.executable, "-u", *command])
 
 
 def import_libraries() -> bool:
@@ -137,6 +148,10 @@ def run_script(path: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "guard":
         guard()
+    elif sys.argv[1] == "split":
+        _, _, count, *rest = sys.argv
+        show_command(rest)
+        run_here(int(count), rest)
     else:
         work(
             int(sys.argv[2]),
