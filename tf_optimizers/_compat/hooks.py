@@ -70,19 +70,19 @@ def build_from_specs(
 
 
 def _build(model: keras.Model, build: Callable[[], None]) -> None:
-    """Build a model; if it has a custom step, ignore errors of `call`.
+    """Build a model; ignore errors if it has a custom step or runs eagerly.
 
-    A custom step may call the model with data other than the batch, so an error
-    here may be harmless. If `call` itself is wrong, the step raises the error
-    again.
+    A custom step may call the model with data other than the batch. With
+    `run_eagerly`, `call` or a metric may need values, which symbolic tensors do
+    not have. So an error here may be harmless. Otherwise, the step raises the
+    error again.
 
     Raises:
         RuntimeError: If the model has a custom step, and `call` fails after it
             has built some layers but not all. The built layers may have wrong
-            shapes. With `run_eagerly`, this error is not raised: `call` may
-            need values, which symbolic tensors do not have.
+            shapes. With `run_eagerly`, this error is not raised.
     """
-    if not _has_custom_step(model):
+    if not (model.run_eagerly or _has_custom_step(model)):
         build()
         return
     count, call, returned = len(model.variables), model.call, []

@@ -289,18 +289,22 @@ def build_metrics(model: keras.Model, batch: Any) -> None:
     """Create the variables of a model's metrics."""
     # Without a strategy, Keras creates these variables only in the first step.
     own = model.distribute_strategy.experimental_local_results
-    batch = tf.nest.map_structure(
-        lambda value: _value_or_none(own(value)[0]), batch
+    batch = tf.nest.map_structure(lambda value: own(value)[0], batch)
+    model._symbolic_build(data_batch=without_optionals(batch))
+
+
+def without_optionals(batch: Any) -> Any:
+    """Return a batch with None in place of each optional, as in Keras's steps.
+
+    In data from generators, Keras replaces None with an empty optional. Without
+    a strategy, Keras itself turns optionals into None again.
+    """
+    return tf.nest.map_structure(
+        lambda value: (
+            None if isinstance(value, tf.experimental.Optional) else value
+        ),
+        batch,
     )
-    model._symbolic_build(data_batch=batch)
-
-
-def _value_or_none(value: Any) -> Any:
-    """Return an optional's value (None if empty); other values unchanged."""
-    # In data from generators, Keras replaces None with an empty optional.
-    if not isinstance(value, tf.experimental.Optional):
-        return value
-    return value.get_value() if value.has_value() else None
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

@@ -122,3 +122,38 @@ def test_layers_built_for_other_data_are_an_error(ours):
 def test_error_of_the_user_is_shown(ours, place):
     with ours.scope(), pytest.raises(Exception, match="a typo of the user"):
         fitted(Wrong(place))
+
+
+def error_of_values(y_true, y_pred):
+    """Compute a metric in NumPy, as libraries of metrics do."""
+    return np.mean(np.abs(np.array(y_true) - np.array(y_pred)), -1)
+
+
+def test_eager_metric_may_need_values(ours):
+    def run():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        metrics = [error_of_values]
+        model.compile("sgd", "mse", metrics=metrics, run_eagerly=True)
+        return model.fit(X, Y, verbose=0).history["error_of_values"]
+
+    expected, found = run_twice(ours, run)
+    assert found == pytest.approx(expected, 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_generator_may_give_none_for_weights(ours, eagerly):
+    def run():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=eagerly)
+
+        def batches():
+            return ((X[:rows], Y[:rows], None) for rows in (6, 3))
+
+        logs = model.fit(batches(), shuffle=False, verbose=0).history
+        return [*logs["loss"], model.evaluate(batches(), verbose=0)]
+
+    expected, found = run_twice(ours, run)
+    assert found == pytest.approx(expected, 1e-5)

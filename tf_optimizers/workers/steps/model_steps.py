@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
+from tf_optimizers._compat.keras_internals import without_optionals
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
@@ -215,7 +216,7 @@ class Step:
             scaled=set(),
             waits=self._waits,
         ):
-            returned = self._function(batch)
+            returned = self._function(without_optionals(batch))
         self._fixed_rows = rows if isinstance(rows, int) else None
         self._vectors = vectors
         outputs = list(map(as_tensor, tf.nest.flatten(returned)))
