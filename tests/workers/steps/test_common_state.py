@@ -91,6 +91,41 @@ def test_state_of_a_loss_is_that_of_one_process_after_an_epoch(ours, make):
         np.testing.assert_allclose(part, expected, TOLERANCE)
 
 
+def moved_towards(center, values):
+    center.assign(0.75 * center + 0.25 * keras.ops.mean(values, axis=0))
+    return center
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("place", ["function", "regularizer"])
+def test_state_that_no_layer_has_is_that_of_one_process(ours, place, trainable):
+    def trained():
+        keras.utils.set_random_seed(1)
+        center = keras.Variable(np.zeros(2, "float32"), trainable=trainable)
+
+        def loss(y_true, y_pred):
+            goal = moved_towards(center, y_true)
+            return keras.ops.mean((y_pred - goal) ** 2, axis=-1)
+
+        def activity(outputs):
+            return 0.0 * keras.ops.sum(moved_towards(center, outputs))
+
+        if place == "function":
+            model = state.compiled(keras.layers.Dense(2))
+            model.compile(model.optimizer, loss)
+        else:
+            layer = keras.layers.Dense(2, activity_regularizer=activity)
+            model = state.compiled(layer)
+        state.fit(model)
+        return center
+
+    expected = np.array(trained())
+    with ours.scope():
+        center = trained()
+    for part in copies(ours, center):
+        np.testing.assert_allclose(part, expected, TOLERANCE)
+
+
 @pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
 def test_loss_made_outside_of_the_scope_keeps_its_state(ours, make):
     """Both devices assign the only copy, which is not averaged."""

@@ -118,10 +118,12 @@ class _Assigned(NamedTuple):
     Attributes:
         variable: A weak reference to the variable.
         only_in_training: Whether only training steps assign the variable.
+        models: The models whose steps assign the variable.
     """
 
     variable: weakref.ref[Any]
     only_in_training: bool
+    models: weakref.WeakSet[keras.Model]
 
 
 class CommonState:
@@ -168,17 +170,31 @@ class CommonState:
             self._times_set += 1
             self._is_set_by_all = all(has_set)
 
-    def note(self, variable: keras.Variable, *, is_training: bool) -> None:
-        """Record that the current step assigns a value to a variable."""
+    def note(
+        self,
+        variable: keras.Variable,
+        model: keras.Model | None,
+        is_training: bool,
+    ) -> None:
+        """Record that the current step assigns a value to a variable.
+
+        Args:
+            variable: The variable.
+            model: The model whose step it is, if any.
+            is_training: Whether it is a training step.
+        """
         # With "sum" or "mean", TensorFlow itself reduces the value over
         # replicas. With "only_first_replica", it copies the first replica's
         # value, but only within a worker.
         if variable.aggregation not in ("none", "only_first_replica"):
             return
+        models = weakref.WeakSet([] if model is None else [model])
         if self.is_assigned(variable):
-            is_training &= self._assigned[id(variable)].only_in_training
+            known = self._assigned[id(variable)]
+            is_training &= known.only_in_training
+            models |= known.models
         self._assigned[id(variable)] = _Assigned(
-            weakref.ref(variable), is_training
+            weakref.ref(variable), is_training, models
         )
 
     def is_assigned(self, variable: Any) -> bool:
@@ -262,29 +278,31 @@ class CommonState:
     def _variables_of(self, model: keras.Model) -> list[Any]:
         """Return variables of the model that steps assign or may assign.
 
-        These are weights and variables of losses that steps assign, and all
-        `tf.Variable`s.
+        These are Keras variables that steps assign: weights of the model, and
+        other variables that the model's steps assign, such as those of a loss
+        or a regularizer; and all `tf.Variable`s.
         """
         known = {id(weight) for weight in model.weights}
         known |= _states_of_rows(model)
-        of_losses = [
-            variable
-            for variable in attributes_of(model, keras.Variable)
-            if id(variable) not in known
-        ]
-        found = [
-            variable
-            for variable in (*self._settable(model), *of_losses)
-            if self.is_assigned(variable)
-        ]
+        found = [v for v in self._settable(model) if self.is_assigned(v)]
+        found += [v for v in self._assigned_by(model) if id(v) not in known]
         found += _variables_of_tensorflow(model)
-        # A loss that is made outside of the scope has one copy for all devices.
+        # What is made outside of the scope has one copy for all devices.
         copies = len(replicas_of(self._strategy).devices)
         return [
             variable
             for variable in found
             if len(local_copies(self._strategy, variable)) == copies
         ]
+
+    def _assigned_by(self, model: keras.Model) -> list[keras.Variable]:
+        """Return the variables that the model's steps assign."""
+        found = [
+            each.variable()
+            for each in self._assigned.values()
+            if model in each.models
+        ]
+        return [variable for variable in found if variable is not None]
 
     def _settable(self, model: keras.Model) -> list[Any]:
         """Return the model's weights that all replicas should have in common.
@@ -307,7 +325,7 @@ class CommonState:
 
         Only these variables may be averaged:
 
-        - variables that steps assign, unless they are trainable;
+        - variables that steps assign, except trainable weights of the model;
         - other variables created with `trainable=False`, unless only some
           workers have set variables outside of steps;
         - `tf.Variable`s.
@@ -317,10 +335,11 @@ class CommonState:
             differing: The variables whose values differ between replicas.
             subject: The purpose, for errors.
         """
+        trainable = {id(weight) for weight in model.trainable_weights}
         assigned = [
             variable
             for variable in differing
-            if self.is_assigned(variable) and variable.trainable
+            if self.is_assigned(variable) and id(variable) in trainable
         ]
         if assigned:
             raise_together(
@@ -377,7 +396,9 @@ def _state_of_model(model: keras.Model) -> CommonState | None:
     return strategy.common_state
 
 
-def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
+def note_assigned(
+    variable: keras.Variable, model: keras.Model | None, is_training: bool
+) -> None:
     """Record that a step assigns a variable, if our strategy runs the step.
 
     Outside of steps, record that this worker sets a variable of our strategy,
@@ -391,7 +412,7 @@ def note_assigned(variable: keras.Variable, *, is_training: bool) -> None:
         return
     if is_ours(context.strategy):
         state = context.strategy.common_state
-        state.note(variable, is_training=is_training)
+        state.note(variable, model, is_training)
 
 
 def _states_of_rows(model: keras.Model) -> set[int]:

@@ -205,6 +205,7 @@ class Step:
         vectors: list[tuple[tf.TensorShape, bool]] = []
         with replica.set(
             share=share,
+            model=self._model,
             rows=rows,
             results=results,
             updated=updated,

@@ -6,6 +6,7 @@ replica runs in a separate thread, and has separate values.
 
     field         set by                       read by
     share         model_steps                  step_hooks, uneven_batches, share
+    model         model_steps                  step_hooks
     rows          model_steps                  step_hooks, share
     is_keras      model_steps                  uneven_batches
     is_training   model_steps                  step_hooks
@@ -35,6 +36,7 @@ class _Replica(threading.local):
     """The state of a replica. The defaults mean that no step is running."""
 
     share: Any = None  # The replica's `Share` of the batch.
+    model: keras.Model | None = None  # The model that trains or is evaluated.
     rows: Any = None  # The replica's number of rows; an int if it is static.
     is_keras: bool = False  # Whether the step is Keras's own `train_step`.
     is_training: bool = False  # Whether the step is any `train_step`.

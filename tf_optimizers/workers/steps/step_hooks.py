@@ -312,7 +312,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     """
     if variable.synchronization != "on_read":
         if not replica.is_applying:
-            note_assigned(variable, is_training=replica.is_training)
+            note_assigned(variable, replica.model, replica.is_training)
             if variable.trainable and replica.weights is not None:
                 value = replica.weights.exact(variable, value)
         return original(variable, value)
