@@ -4,10 +4,12 @@ import itertools
 import operator
 
 import cases
+import keras
 import numpy as np
 import pytest
 import real_workers
 import state
+import tensorflow as tf
 from arrays import assert_close
 from scripts import dtypes, moved
 from scripts.guide import (
@@ -29,7 +31,7 @@ def results(tmp_path_factory):
     parts = ["guide", "uncompiled", "another_cluster"]
     parts += ["versions", "shifted"]
     parts += ["hashes", "order", "seeds", "rows", "read", "assigned", "parted"]
-    parts += ["copied", "first_replicas"]
+    parts += ["copied", "first_replicas", "made_outside"]
     parts += ["compared", "by_rows", "looked", "batches"]
     parts += ["numbers", "variables", "models", "quantized", "empty"]
     parts += ["moved"]
@@ -126,6 +128,17 @@ def test_state_of_first_replicas_is_common(results):
     model = state.center()
     state.fit(model, epochs=1)
     assert first == pytest.approx(state.center_of(model), rel=1e-5)
+
+
+def test_state_made_outside_of_the_scope_is_common(results):
+    """Each worker has a variable of its own, which a loss function assigns."""
+    first, second = (result["made_outside"] for result in results)
+    assert first == second
+    center = tf.Variable(np.zeros(2, "float32"))
+    model = state.compiled(keras.layers.Dense(2))
+    model.compile(model.optimizer, state.pull(center))
+    state.fit(model)
+    assert first == pytest.approx(center.numpy().tolist(), rel=1e-5)
 
 
 def test_values_of_a_worker_are_common_in_the_model_set_to_them(results):

@@ -250,6 +250,16 @@ def first_replicas():
     return state.center_of(model).tolist()
 
 
+def made_outside():
+    """Return the state of a loss function, made outside of the scope."""
+    center = tf.Variable(np.zeros(2, "float32"))
+    with Strategy().scope():
+        model = state.compiled(keras.layers.Dense(2))
+    model.compile(model.optimizer, state.pull(center))
+    state.fit(model)
+    return center.numpy().tolist()
+
+
 def parted():
     """Return the error of a weight that a layer assigns in each step."""
     with Strategy().scope():
@@ -1017,6 +1027,7 @@ PARTS = {
     for part in (
         *(guide, uncompiled, read, another_cluster),
         *(versions, hashes, shifted, assigned, copied, first_replicas, parted),
+        made_outside,
         *(order, seeds, counts, files, kinds, outside, looped, rows),
         *(compared, by_rows, looked, permuted, batches, generated),
         *(numbers, dtypes.variables, dtypes.models, dtypes.quantized),

@@ -29,7 +29,6 @@ import tensorflow as tf
 from tf_optimizers._compat import Logs, distinct
 from tf_optimizers._compat.hooks import check_saving, insert_callback
 from tf_optimizers._compat.keras_internals import (
-    attributes_of,
     layers_of,
     path_of,
     states_of,
@@ -47,6 +46,7 @@ from tf_optimizers.workers.agreement.statements import (
     raise_together,
 )
 from tf_optimizers.workers.steps.adapters import check_adapters
+from tf_optimizers.workers.steps.reached_variables import reached_variables
 from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import has_common_weights, local_steppers
 
@@ -433,13 +433,11 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
-    Keras tracks neither these variables nor their assignments. So this function
-    searches the attributes of the model, its layers and losses. Variables of
-    strings are omitted.
+    Variables of strings are omitted.
     """
     return [
         each
-        for each in attributes_of(model, tf.Variable)
+        for each in reached_variables(model)
         if each.aggregation == tf.VariableAggregation.NONE
         and each.synchronization != tf.VariableSynchronization.ON_READ
         and each.dtype != tf.string

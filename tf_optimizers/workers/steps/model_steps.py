@@ -26,7 +26,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
-from tf_optimizers._compat.keras_internals import without_optionals
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
@@ -61,8 +60,8 @@ from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.run_outputs import copied, gather_rows
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
+    as_in_one_process,
     check_vectors,
-    empty_without_rows,
     make_row_variables,
     rows_of_inputs,
     share_of,
@@ -175,8 +174,7 @@ class Step:
         # AutoGraph converts only the user's function.
         self._function = convert(function)
         self._model, self._rows = model, rows
-        self._row_variables = row_variables
-        self.reduction = reduction
+        self._row_variables, self.reduction = row_variables, reduction
         self._undo = contextlib.ExitStack()
         self._waits = local_rounds.waits_of_fit()
         # The `Result` of each output that is a metric's result, by index.
@@ -198,7 +196,7 @@ class Step:
             `lengths_of` for the arrays.
         """
         share = share_of(batch, self._rows, self._row_variables)
-        batch = empty_without_rows(batch, self._rows)
+        batch = as_in_one_process(batch, self._rows)
         rows = rows_of_inputs(batch)
         results: list[Any] = []
         updated: dict[int, keras.Variable] = {}
@@ -217,7 +215,7 @@ class Step:
             scaled=set(),
             waits=self._waits,
         ):
-            returned = self._function(without_optionals(batch))
+            returned = self._function(batch)
         self._fixed_rows = rows if isinstance(rows, int) else None
         self._vectors = vectors
         outputs = list(map(as_tensor, tf.nest.flatten(returned)))

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
+from tf_optimizers._compat.keras_internals import without_optionals
 from tf_optimizers._compat.tensorflow_internals import convert, plain_variable
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.batch_metadata import Counted, RowCounts
@@ -335,12 +336,13 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     return after(check, value)
 
 
-def empty_without_rows(batch: Any, rows: RowCounts | None) -> Any:
-    """Return a replica's part of a batch, without rows if the batch is empty.
+def as_in_one_process(batch: Any, rows: RowCounts | None) -> Any:
+    """Return a replica's part of a batch in the form that a step expects.
 
     The parts of an empty batch may contain padding, but a single process would
-    get no rows.
+    get no rows. Optionals become None.
     """
+    batch = without_optionals(batch)
     is_eager = tf.executing_eagerly()
     if rows is None or (is_eager and rows.total > 0):
         return batch

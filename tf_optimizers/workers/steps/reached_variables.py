@@ -1,0 +1,87 @@
+"""Finds `tf.Variable`s that the code of a model can reach.
+
+Keras tracks neither these variables nor their assignments.
+"""
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_optimizers._compat.keras_internals import layers_of
+
+# Objects whose attributes, and whose users' methods, are searched.
+_OWNERS = (
+    keras.Layer,
+    keras.Loss,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    tf.Module,
+)
+_LIBRARIES = {"keras", "tensorflow", "tf_optimizers", "numpy", "builtins"}
+
+
+def reached_variables(model: keras.Model) -> list[tf.Variable]:
+    """Return the distinct `tf.Variable`s that a model or its code refers to.
+
+    The search includes the attributes of the model, and of its layers, losses,
+    regularizers, constraints and `tf.Module`s; elements of lists, tuples and
+    dicts; and names that functions of the user refer to.
+    """
+    found: list[tf.Variable] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [model, *layers_of(model)]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, tf.Variable):
+            found.append(value)
+        else:
+            waiting += _values_in(value)
+    return found
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    """Yield the values that an object, a container or a function refers to."""
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, types.MethodType):
+        yield value.__func__
+    elif isinstance(value, tf.types.experimental.GenericFunction):
+        yield getattr(value, "python_function", None)
+    elif isinstance(value, types.FunctionType):
+        if not _is_of_library(value):
+            yield from _values_named_in(value)
+    elif isinstance(value, _OWNERS):
+        yield from vars(value).values()
+        for base in type(value).__mro__:
+            if not _is_of_library(base):
+                yield from vars(base).values()
+
+
+def _values_named_in(function: types.FunctionType) -> Iterator[Any]:
+    """Yield a function's free and global variables."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # The cell is still empty.
+            yield cell.cell_contents
+    for name in _global_names_in(function.__code__):
+        yield function.__globals__.get(name)
+
+
+def _global_names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in code, and in inner code."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _global_names_in(each)
+
+
+def _is_of_library(value: Any) -> bool:
+    return (value.__module__ or "").partition(".")[0] in _LIBRARIES
