@@ -1315,6 +1315,8 @@ def noted_fit(program):
     more = FINITE if program["scale"] == "enormous" else ""
     if program["custom"] == "own average":
         more += '\nseen["average"] = np.array(model.average)'
+    if program["loss"] == "by hand: moving":
+        more += '\nseen["goal"] = goal.numpy()'
     return f'{call}\nseen[f"fit {{len(seen)}}"] = history.history\n{NOTE}{more}'
 
 

@@ -138,6 +138,7 @@ LOSSES = {
         "by hand: Loss": "OwnLoss()",
         "by hand: columns": 'OfColumns(reduction="sum")',
         "by hand: linear": "linear",
+        "by hand: moving": "pulling",
         "CosineSimilarity": "keras.losses.CosineSimilarity()",
     },
     "binary": {
@@ -351,6 +352,13 @@ HELPERS = {
     return ops.mean(ops.square(y_true - y_pred))""",
     "linear": """def linear(y_true, y_pred):
     return ops.mean(y_true * y_pred, axis=-1)""",
+    "pulling": """with strategy.scope():
+    goal = tf.Variable(np.zeros(2, "float32"), trainable=False)
+
+
+def pulling(y_true, y_pred):
+    goal.assign(0.75 * goal + 0.25 * ops.mean(y_true, 0))
+    return ops.mean(ops.square(y_pred - goal), axis=-1)""",
     "OwnLoss": """class OwnLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return ops.sum(ops.square(y_true - y_pred), axis=-1)""",

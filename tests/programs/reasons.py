@@ -81,6 +81,14 @@ REASONS = {
         ),
         EVERYTHING,
     ),
+    "A loss pulls to the state of a replica.": (
+        lambda p: p["loss"] == "by hand: moving",
+        EVERYTHING,
+    ),
+    "A mean over replicas is one over rows only if they have as many.": (
+        lambda p: is_uneven(p) or p["validation"] != "none",
+        ("goal",),
+    ),
     "Sharpness-aware steps go where each replica's rows lead.": (
         lambda p: p["custom"] == "SAM",
         EVERYTHING,

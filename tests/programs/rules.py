@@ -813,6 +813,17 @@ RULES = [
         style=but("two outputs"),
     ),
     only(
+        *("loss", {"by hand: moving"}, "its state is that of no layer"),
+        where=but("mirrored"),
+        interrupt={"none"},
+        precision={"float32"},
+        style=but("two outputs"),
+        shuffle=but(*SHUFFLED),
+        emptied={"none"},
+        policy={"AUTO"},
+        actions=but("saved"),
+    ),
+    only(
         *("loss", SUMS, "rates of their own are too large for sums"),
         optimizer=but("MultiOptimizer"),
         callbacks=but("LearningRateScheduler"),

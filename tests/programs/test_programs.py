@@ -40,6 +40,12 @@ HANDFUL = {
         "wrapper": "SparseLoCo of 4",
         "batches": 3,
     },
+    "moving loss": {
+        "where": "2",
+        "layers": ["Dense"],
+        "loss": "by hand: moving",
+        "actions": ["evaluate", "fit"],
+    },
     "conservation": {
         "where": "2",
         "script": "conservation",
