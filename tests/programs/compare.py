@@ -17,7 +17,9 @@ MANY = 10
 DIVERGED = 1e15  # Larger weights than `huge` data give without divergence.
 HOUSE_CLASSES = {"ValueError", "TypeError", "RuntimeError"}
 # For checks in a running graph, TensorFlow raises its own class.
-IN_GRAPH = re.compile(r"assertion failed: \[All workers must .* Received: ")
+IN_GRAPH = re.compile(
+    r"assertion failed: \[(All workers|A prediction) must .* Received: "
+)
 
 
 class Outcome:
