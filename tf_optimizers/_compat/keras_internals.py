@@ -337,6 +337,12 @@ def attributes_of(model: keras.Model, kind: type) -> list[Any]:
     return distinct(each for each in found if isinstance(each, kind))
 
 
+def has_means(metric: keras.metrics.Metric) -> bool:
+    """Return whether a metric is a `Mean`, or has one as an attribute."""
+    found = (metric, *_values_of([metric]))
+    return any(isinstance(each, keras.metrics.Mean) for each in found)
+
+
 def _values_of(owners: Sequence[Any]) -> list[Any]:
     """Return objects' attributes, with the elements of lists and so on."""
     found: list[Any] = []

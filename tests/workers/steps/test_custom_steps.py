@@ -712,3 +712,59 @@ def test_strings_of_a_replica_without_any_are_joined(ours):
     strings = [tf.constant(["a", ""]), tf.zeros([0], tf.string)]
     parts = per_replica(ours, strings.__getitem__)
     assert ours.gather(parts, 0).numpy().tolist() == [b"a", b""]
+
+
+class Perplexity(keras.metrics.Metric):
+    """Adds up losses of a `Loss` and numbers of elements, as KerasHub does."""
+
+    def __init__(self, loss):
+        super().__init__(name="perplexity")
+        self.loss = loss
+        self.total = self.add_weight(initializer="zeros")
+        self.count = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        weights = keras.ops.cast(y_true[:, 0] > 0, "float32")
+        loss, count = self.loss(y_true, y_pred, weights), keras.ops.sum(weights)
+        is_sum = self.loss.reduction == "sum"
+        self.total.assign_add(loss if is_sum else loss * count)
+        self.count.assign_add(count)
+
+    def result(self):
+        return keras.ops.exp(self.total / self.count)
+
+
+class Tracker(keras.metrics.Metric):
+    """Updates a `Mean` by a sum of losses."""
+
+    def __init__(self):
+        super().__init__(name="tracker")
+        self.loss = keras.losses.MeanSquaredError("sum")
+        self.mean = keras.metrics.Mean()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.mean.update_state(self.loss(y_true, y_pred))
+
+    def result(self):
+        return self.mean.result()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_metrics_add_up_losses_as_one_process(ours, eager):
+    x, y = custom_steps.X, custom_steps.Y
+
+    def train():
+        keras.utils.set_random_seed(1)
+        model = custom_steps.dense(2)
+        reductions = "sum", "mean_with_sample_weight"
+        losses = [keras.losses.MeanSquaredError(each) for each in reductions]
+        metrics = [*map(Perplexity, losses), Tracker()]
+        model.compile("sgd", "mse", metrics=metrics, run_eagerly=eager)
+        arguments = {"batch_size": 3, "verbose": 0}
+        history = model.fit(x, y, shuffle=False, **arguments).history
+        return [*history.values(), *model.evaluate(x, y, **arguments)]
+
+    expected, found = run_twice(ours, train)
+    np.testing.assert_allclose(
+        np.ravel(np.hstack(found)), np.ravel(np.hstack(expected)), rtol=1e-5
+    )

@@ -160,6 +160,8 @@ def _reduce(
     dtype: Any = None,
 ) -> tf.Tensor:
     """Reduce the losses of elements, and scale the result for this replica."""
+    if replica.is_adding_up:  # The metric's sums over rows are added later.
+        return original(values, sample_weight, mask, reduction, dtype)
     is_mean, share = reduction in _MEANS, replica.share
     is_number = tuple(values.shape) == ()
     is_weighted = sample_weight is not None or mask is not None
