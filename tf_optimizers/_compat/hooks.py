@@ -13,7 +13,11 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
-from tf_optimizers._compat.keras_internals import layers_of
+from tf_optimizers._compat.keras_internals import (
+    global_seeds,
+    keep_global_seeds,
+    layers_of,
+)
 from tf_optimizers._compat.patches import (
     REPLICAS,
     SWAPS,
@@ -23,7 +27,8 @@ from tf_optimizers._compat.patches import (
     hook,
     replace,
 )
-from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.strategies import call_for_all, replaced
+from tf_optimizers._compat.tensorflow_internals import convert
 
 
 @functools.cache
@@ -129,6 +134,39 @@ def _symbol(spec: Any) -> keras.KerasTensor | None:
         return None
     dtype = keras.backend.standardize_dtype(spec.dtype)
     return keras.KerasTensor(spec.shape, dtype)
+
+
+# The generator that all replicas use for random ops without a seed.
+_shared: list[Any] = []
+
+
+class _SharedSeeds:
+    """Draws seeds from the generator of the thread that runs the replicas.
+
+    Keras keeps one generator per thread. Each replica of a step runs in a new
+    thread, and would create a generator inside the step.
+    """
+
+    def next(self, ordered: bool = True) -> Any:
+        call_for_all(self._find)
+        keep_global_seeds(_shared[0])
+        return _shared[0].next(ordered)
+
+    def _find(self) -> None:
+        if global_seeds() is None:
+            keep_global_seeds(keras.random.SeedGenerator())
+        _shared[:] = [global_seeds()]
+
+
+def sharing_seeds(function: Callable) -> Callable:
+    """Let the replicas that call a function share seeds of random ops."""
+    converted = convert(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        keep_global_seeds(_SharedSeeds())
+        return converted(*args, **kwargs)
+
+    return tf.autograph.experimental.do_not_convert(call)
 
 
 def insert_callback(

@@ -355,21 +355,31 @@ def _values_of(owners: Sequence[Any]) -> list[Any]:
     return found
 
 
+def global_seeds() -> Any:
+    """Return this thread's generator for random ops without a seed, or None."""
+    return global_state.get_global_attribute("global_seed_generator")
+
+
+def keep_global_seeds(generator: Any) -> None:
+    """Make this thread use a generator for random ops without a seed."""
+    global_state.set_global_attribute("global_seed_generator", generator)
+
+
 def global_seed() -> list[int] | None:
     """Return the state of the generator that unseeded `keras.random` ops use.
 
     Returns None if there is no generator yet: the first such op creates it.
     """
     # Keras keeps one generator per thread, under this name.
-    generator = global_state.get_global_attribute("global_seed_generator")
+    generator = global_seeds()
     return None if generator is None else generator.state.numpy().tolist()
 
 
 def set_global_seed(state: list[int]) -> None:
     """Make unseeded `keras.random` ops continue from a state."""
-    generator = global_state.get_global_attribute("global_seed_generator")
+    generator = global_seeds()
     if generator is None:
         # Without `seed`, Keras would change the state of Python's `random`.
         generator = keras.random.SeedGenerator(seed=0)
-        global_state.set_global_attribute("global_seed_generator", generator)
+        keep_global_seeds(generator)
     generator.state.assign(state)

@@ -7,7 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.hooks import agree_on_overflow, build_from_specs
+from tf_optimizers._compat.hooks import (
+    agree_on_overflow,
+    build_from_specs,
+    sharing_seeds,
+)
 from tf_optimizers._compat.patches import STRATEGY, check_names
 from tf_optimizers._compat.strategies import adopt_optimizers_of_keras
 from tf_optimizers.workers._compat.step_functions import (
@@ -283,6 +287,7 @@ class SparseMultiWorkerMirroredStrategy(
         return self._functions[fn]
 
     def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
+        fn = sharing_seeds(fn)
         if not tf.executing_eagerly():
             fn = after_its_arguments(fn)
         return run_tracked(

@@ -1,6 +1,7 @@
 """Custom losses, metrics and steps compute the same as in one process."""
 
 import functools
+import random
 
 import cases
 import custom_steps
@@ -768,3 +769,29 @@ def test_metrics_add_up_losses_as_one_process(ours, eager):
     np.testing.assert_allclose(
         np.ravel(np.hstack(found)), np.ravel(np.hstack(expected)), rtol=1e-5
     )
+
+
+class Noisy(custom_steps.Guide):
+    """Draws random numbers without a seed."""
+
+    def loss_of(self, y, y_pred):
+        noise = keras.random.normal(keras.ops.shape(y))
+        noise += keras.random.uniform(keras.ops.shape(y))
+        return super().loss_of(y, y_pred) + keras.ops.mean(noise)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_steps_may_draw_random_numbers_without_a_seed(ours, eager):
+    """The draws go on from one step, and from one `fit`, to the next."""
+    x = np.ones((4, 4), "float32")
+    with ours.scope():
+        model = Noisy()
+        model.compile(keras.optimizers.SGD(0.0), run_eagerly=eager)
+    state, losses = random.getstate(), []
+    for _ in range(2):
+        model.fit(x[:2], x[:2, :2], epochs=2, verbose=0)
+        losses += model.history.history["loss"]
+        if losses[2:]:
+            assert random.getstate() == state
+        state = random.getstate()
+    assert len(set(losses)) == 4

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.keras_internals import has_means
+from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.workers.steps.replica_state import replica
 
 # If a metric's variables would take more bytes than this as float32, steps do
@@ -36,7 +38,26 @@ class Result(NamedTuple):
     state: list[tf.Tensor]
 
 
-def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
+def noted_methods(
+    metric: keras.metrics.Metric,
+) -> list[tuple[keras.metrics.Metric, str, Callable]]:
+    """Return methods to set during a step: (metric, name, method).
+
+    They are the `result` of a metric, and the `update_state` of the metric or,
+    for Keras's group of compiled metrics, of each metric of the group.
+    """
+    parts = [
+        each
+        for each in getattr(metric, "metrics", [metric])
+        if "update_state" not in vars(each)
+    ]
+    return [
+        (metric, "result", _noted_result(metric, metric.result)),
+        *((each, "update_state", _with_own_losses(each)) for each in parts),
+    ]
+
+
+def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     """Wrap a metric's `result`, so that it records the tensors that it returns.
 
     For each tensor, it appends a triple (name, tensor, `Result`) to
@@ -70,12 +91,28 @@ def noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
     return note
 
 
+def _with_own_losses(metric: keras.metrics.Metric) -> Callable:
+    """Return an `update_state` in which a `Loss` covers the replica's rows.
+
+    The replicas' sums in the metric's variables are added later. A `Mean`
+    weights losses by the replica's share, so they are scaled as in a step.
+    """
+    update, is_adding_up = convert(metric.update_state), not has_means(metric)
+
+    @tf.autograph.experimental.do_not_convert
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        with replica.set(is_adding_up=is_adding_up):
+            return update(*args, **kwargs)
+
+    return update_state
+
+
 def results_among(
     outputs: Sequence[Any], names: Sequence[Any], results: Sequence[Any]
 ) -> dict[int, Result]:
     """Return the `Result` of each output that is a metric's result, by index.
 
-    `results` are the triples that `noted_result` has recorded in the step.
+    `results` are the triples that `_noted_result` has recorded in the step.
     """
     found: dict[int, Result] = {}
     for i, (name, output) in enumerate(zip(names, outputs, strict=True)):

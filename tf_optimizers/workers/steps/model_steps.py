@@ -26,7 +26,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
-from tf_optimizers._compat.keras_internals import has_means
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
@@ -47,7 +46,7 @@ from tf_optimizers.workers.steps.array_lengths import (
 from tf_optimizers.workers.steps.metric_results import (
     Result,
     names_of,
-    noted_result,
+    noted_methods,
     results_among,
 )
 from tf_optimizers.workers.steps.metric_variables import (
@@ -299,15 +298,10 @@ class Step:
         """Record the results of a metric until the step ends."""
         if "result" in vars(metric):
             return
-        self._replace(metric, "result", noted_result(metric, metric.result))
-        for each in getattr(metric, "metrics", [metric]):
-            if "update_state" not in vars(each):
-                self._replace(each, "update_state", _with_own_losses(each))
-
-    def _replace(self, metric: Any, name: str, method: Callable) -> None:
-        # Do not use `setattr`, which Keras overrides to track values.
-        self._undo.callback(vars(metric).pop, name)
-        vars(metric)[name] = method
+        for owner, name, method in noted_methods(metric):
+            # Do not use `setattr`, which Keras overrides to track values.
+            self._undo.callback(vars(owner).pop, name)
+            vars(owner)[name] = method
 
     def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any
@@ -406,22 +400,6 @@ class Step:
     def _states(self) -> list[list[tf.Tensor]]:
         """Return the distinct states of the metric results among outputs."""
         return distinct(found.state for found in self._found.values())
-
-
-def _with_own_losses(metric: keras.metrics.Metric) -> Callable:
-    """Return an `update_state` in which a `Loss` covers the replica's rows.
-
-    The replicas' sums in the metric's variables are added later. A `Mean`
-    weights losses by the replica's share, so they are scaled as in a step.
-    """
-    update, is_adding_up = convert(metric.update_state), not has_means(metric)
-
-    @_as_it_is
-    def update_state(*args: Any, **kwargs: Any) -> Any:
-        with replica.set(is_adding_up=is_adding_up):
-            return update(*args, **kwargs)
-
-    return update_state
 
 
 def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:

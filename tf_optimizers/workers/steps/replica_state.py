@@ -16,7 +16,7 @@ replica runs in a separate thread, and has separate values.
     updated       model_steps, step_hooks      model_steps
     vectors       model_steps, share           model_steps
     results       model_steps, metric_results  model_steps, metric_results
-    is_adding_up  model_steps                  uneven_batches
+    is_adding_up  metric_results               uneven_batches
     note_metric   model_steps                  step_hooks
     is_applying   step_hooks                   step_hooks, noted_exchanges
     is_assigning  step_hooks                   strategy
@@ -47,7 +47,7 @@ class _Replica(threading.local):
     # The variables of metrics to which the step has assigned values, by id.
     updated: dict[int, keras.Variable] = {}
     vectors: list[Any] = []  # See `share.factor_of_sum`.
-    results: list[Any] | None = None  # See `metric_results.noted_result`.
+    results: list[Any] | None = None  # See `metric_results.noted_methods`.
     # Whether a metric that may add losses to its variables is being updated.
     is_adding_up: bool = False
     # Makes a metric add its results to `results`.
