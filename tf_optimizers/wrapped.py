@@ -180,6 +180,12 @@ def has_local_steps() -> bool:
     return any(each() is not None for each in _local)
 
 
+def is_within_round() -> bool:
+    """Return whether any optimizer of this process has begun a round."""
+    optimizers = [each() for each in _local]
+    return any(each and not each.is_synchronized for each in optimizers)
+
+
 def local_steppers(model: keras.Model) -> list[Any]:
     """Return each `SparseLoCo` that takes local steps with a model's weights.
 

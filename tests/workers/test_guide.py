@@ -164,6 +164,13 @@ def test_weights_copied_within_a_round_are_an_error_in_predict(results):
         assert "call `optimizer.synchronize()` on every worker" in message
 
 
+def test_another_optimizer_within_a_round_is_an_error(results):
+    for result in results:
+        message = result["copied"]["taken"]
+        assert "must agree on the optimizer's first step" in message
+        assert "call `synchronize` of the optimizer" in message
+
+
 def test_weights_assigned_by_steps_are_an_error(results):
     for result in results:
         message = result["parted"]

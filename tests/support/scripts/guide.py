@@ -212,7 +212,8 @@ def copied():
     """Return the state of a model that a callback sets in each batch.
 
     The callback reads the worker's own values. Also return the errors if one
-    worker alone sets weights, and if workers copy weights within a round.
+    worker alone sets weights, and if workers copy weights within a round, or
+    pass them to another optimizer.
     """
     strategy = Strategy()
     with strategy.scope():
@@ -238,7 +239,11 @@ def copied():
     optimizer.synchronize()
     other.set_weights(model.get_weights())
     other.predict(state.X, verbose=0)
-    errors = {"error": message, "within": within}
+    model.train_on_batch(state.X, state.Y)
+    with strategy.scope():
+        model.compile("sgd", "mse")
+    taken = message_of(lambda: model.train_on_batch(state.X, state.Y))
+    errors = {"error": message, "within": within, "taken": taken}
     return {"own": own, "found": found} | errors
 
 

@@ -14,6 +14,7 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers.codes.digests import digests
 from tf_optimizers.replicas import local_copies
 from tf_optimizers.workers.agreement.statements import (
+    START_THE_SAME,
     check_equal,
     gather_statements,
 )
@@ -21,6 +22,7 @@ from tf_optimizers.wrapped import (
     every_optimizer,
     has_common_weights,
     has_local_steps,
+    is_within_round,
     is_wrapper,
     with_updated_variables,
     wrapped_optimizers,
@@ -30,6 +32,10 @@ _CALLBACKS = "Callbacks and your own code must set the same {} on every worker."
 _COPIES = (
     " Before they copy weights from a model that takes local steps, call "
     "`optimizer.synchronize()` on every worker."
+)
+_ROUND = (
+    "After local steps, call `synchronize` of the optimizer that made them, on "
+    "every worker, before another optimizer makes a step. "
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
@@ -55,6 +61,7 @@ def check_same_optimizer(
     optimizers = wrapped_optimizers(optimizer)
     with tf.init_scope():
         settings = _settings(optimizer)
+        hint = (_ROUND if is_within_round() else "") + START_THE_SAME
         # After a restore, only the inner optimizer of `ShardedState` has the
         # right step count.
         step = max(int(micro_steps(each)) for each in optimizers)
@@ -77,6 +84,7 @@ def check_same_optimizer(
     check_equal(
         subject,
         gather_statements(strategy, subject, statement),
+        hint,
         shown=shown,
     )
 
