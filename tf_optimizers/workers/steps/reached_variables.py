@@ -21,6 +21,8 @@ _OWNERS = (
     keras.constraints.Constraint,
     tf.Module,
 )
+# Types of values that are skipped. User code may refer to large lists of them.
+_PLAIN = {bool, bytes, float, int, str, type(None)}
 _LIBRARIES = {"keras", "tensorflow", "tf_optimizers", "numpy", "builtins"}
 
 
@@ -42,7 +44,8 @@ def reached_variables(model: keras.Model) -> list[tf.Variable]:
         if isinstance(value, tf.Variable):
             found.append(value)
         else:
-            waiting += _values_in(value)
+            inside = _values_in(value)
+            waiting += [each for each in inside if type(each) not in _PLAIN]
     return found
 
 
