@@ -407,7 +407,8 @@ class TrustRatioMonitor(Monitor):
 
     A trust ratio is phi(|w|) / |u|, as in `Lamb`. Here w is the weight before
     the step. Variables that are not adapted have trust ratio 1. `LANS` has two
-    trust ratios; the monitor shows the trust ratio of the momentum.
+    trust ratios; the monitor shows the trust ratio of the momentum. Inside
+    `SparseLoCo`, u is computed from the means of m and v over all replicas.
 
     A measurement copies the weights.
 

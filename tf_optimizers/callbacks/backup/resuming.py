@@ -70,8 +70,8 @@ class Rates:
     restores the rate. A backup also records the rates of the script. If the
     script now has a different rate, `set` applies that rate.
 
-    The rate of the script is the rate when `fit` begins, unless callbacks have
-    changed the rate in an earlier `fit` of the model.
+    The rate of the script is the rate when `fit` begins, unless callbacks of an
+    earlier `fit` of the model have set that rate.
 
     Args:
         model: The model.
