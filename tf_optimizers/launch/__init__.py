@@ -52,9 +52,9 @@ Options:
         server's ports with a firewall.
     --grace-period SECONDS: number >= 0. Time between the signal that stops
         workers (SIGTERM, SIGINT or SIGHUP) and SIGKILL. By default 30, which
-        leaves time for a backup. After a worker has failed, the others cannot
-        back up, so the default is 10. It is also 10 for processes that are left
-        when a worker ends by itself.
+        leaves time for a backup. After a worker has failed with a code other
+        than 143, the others cannot back up, so the default is 10. It is also 10
+        for processes that are left when a worker ends by itself.
     --max-restarts K: int >= 0. How many times to restart all workers of this
         launcher after one has failed. A script that passes
         `tfo.callbacks.BackupAndRestore` to `fit` then resumes from its last

@@ -133,7 +133,7 @@ def problem_of_command(command: list[str]) -> str | None:
 def is_runnable_module(name: str) -> bool:
     """Return whether `python -m name` finds a module; import no module."""
     parts = name.split(".")
-    # In this process, `__main__` is the launcher; in a new one, no module.
+    # `python -m __main__` fails, although this process has such a module.
     if name == "__main__" or not all(part.isidentifier() for part in parts):
         return False
     try:

@@ -158,7 +158,7 @@ def _detect(environment: Mapping[str, str]) -> str:
         if any(environment.get(name) for name in names)
     ]
     # Prefer `TF_CONFIG` to other variables. Vertex AI, TFJob and Ray Train set
-    # it for TensorFlow. Schedulers set the other variables for every job.
+    # it for TensorFlow. Schedulers set the others for jobs of any framework.
     if "tf-config" in found:
         return "tf-config"
     if len(found) == 1:
