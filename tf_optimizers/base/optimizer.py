@@ -75,7 +75,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
     Float16 and bfloat16 variables have float32 state and float32 master
     weights. Averages and accumulators are where `_placement` puts them: on
-    every replica or, once per worker, on the host.
+    every replica or, once per worker, on the host. `ShardedState` distributes
+    the averages of its inner optimizer.
 
     An optimizer that decays weights in its own formula sets `_exclusions`. This
     class does not apply the decoupled decay of `keras.optimizers.Optimizer`.
