@@ -89,8 +89,8 @@ class ShardedState(Wrapper):
     the same number of bytes, both together move as many bytes as a dense
     all-reduce. `global_clipnorm` takes one more round trip, as does `clipnorm`
     if variables are split.
-    Sparse gradients: made dense if there are several replicas, otherwise as
-    with the inner optimizer; duplicate rows are summed.
+    Sparse gradients: made dense with several replicas or a `loss_scale_factor`,
+    otherwise as with the inner optimizer; duplicate rows are summed.
     NaN and inf: as with the inner optimizer.
 
     Args:
