@@ -98,8 +98,8 @@ class OverlappedExchange:
             )
             # This branch must contain no collective. The replicas of a process
             # share a queue, so TensorFlow runs their branches one after
-            # another. A collective in the first branch would wait forever for
-            # the same collective in the next branch.
+            # another. A collective in one replica's branch would wait forever
+            # for the same collective in the next replica's branch.
             tf.cond(begun, functools.partial(send, choice), lambda: None)
 
     def _begin_next_round(
