@@ -42,8 +42,8 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# Import these names on first access: they need private modules of
-# `tf.distribute`, and the optimizers must work without these modules. Import
+# Import these names on first access. The strategy needs further private modules
+# of `tf.distribute`, and the optimizers must work without these modules. Import
 # all other names immediately, because Keras can load a saved object only after
 # the module of its class is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")

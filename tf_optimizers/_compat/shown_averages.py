@@ -78,7 +78,6 @@ class WholeAverages:
         return self._averages[index]
 
     def __iter__(self) -> Iterator[Any]:
-        # Import here, since only strategies need this module.
         from tensorflow.python.distribute import values
 
         for average in self._averages:
