@@ -49,7 +49,7 @@ def refreshed(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     step, each element rounds to the variable's `value`. If an element no longer
     does, the variable has changed since then, for example by `set_weights`, a
     constraint or a restored checkpoint. The result has the new value there.
-    In the first step, the master weight is 0, so the result is `value`.
+    At first, the master weight is 0, so the result is `value`.
     """
     # Compare bits: XLA may remove a cast to half precision and back.
     rounded = tf.bitcast(tf.cast(master, value.dtype), tf.uint16)
@@ -123,6 +123,6 @@ def store_weights(
 def _add_master_weight(optimizer: Any, variable: Any) -> keras.Variable | None:
     if is_overwritten(optimizer, variable) or not is_half(variable.dtype):
         return None
-    # A master weight is 0 until the first step sets it: if a model is built
-    # while a step is traced, its weights have no values yet.
+    # A master weight is 0 at first: if a model is built while a step is traced,
+    # its weights have no values yet.
     return optimizer.add_variable_from_reference(variable, "master_weight")
