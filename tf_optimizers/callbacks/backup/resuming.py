@@ -99,7 +99,7 @@ class Rates:
         return rate
 
     def note(self) -> None:
-        """Note that callbacks, not the script, have set the current rates."""
+        """Record the current rates, which callbacks may have set."""
         _NOTED[self._model] = [
             (variable, float(variable.numpy()), given)
             for variable, given in zip(self._variables, self.given, strict=True)
