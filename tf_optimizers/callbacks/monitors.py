@@ -285,7 +285,8 @@ class CompressionMonitor(Monitor):
 
     - `sparsity`: the fraction of a compressed variable's entries that were not
       sent; 0 without compression.
-    - `sent_bytes`: the bytes that one replica sent in the exchange.
+    - `sent_bytes`: the bytes that one replica sent in the exchange. A byte that
+      goes to several replicas counts once.
     - `residual_norm`: the L2 norm of all replicas' residuals, the values that
       are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`. If M
       devices of a worker share a residual, each device has 1 / M of it.
