@@ -45,7 +45,8 @@ class Lamb(LayerwiseOptimizer):
     `exclude_from_layer_adaptation=[""]`.
     Differs from `keras.optimizers.Lamb`: weight decay is inside the trust
     ratio; gradients are summed over replicas before they are clipped; the state
-    of half-precision variables is float32; `epsilon` has a different default.
+    of half-precision variables is float32; `epsilon` and `weight_decay` have
+    different defaults.
 
     Args:
         learning_rate: float >= 0, `LearningRateSchedule`, or callable without
