@@ -85,10 +85,10 @@ class ShardedState(Wrapper):
     optimizer alone would save it. Reading the whole state takes an exchange, so
     all workers must save together.
     Traffic: under `tfo.SparseMultiWorkerMirroredStrategy`, an all-to-all of
-    gradients and an all-gather of weights for every 16 MiB. If all replicas own
-    the same number of bytes, both together move as many bytes as a dense
-    all-reduce. `global_clipnorm` takes one more round trip, as does `clipnorm`
-    if variables are split.
+    gradients and an all-gather of weights for every 16 MiB. If all weights are
+    float32, and all replicas own the same number of bytes, both together move
+    as many bytes as a dense all-reduce. `global_clipnorm` takes one more round
+    trip, as does `clipnorm` if variables are split.
     Sparse gradients: made dense with several replicas or a `loss_scale_factor`,
     otherwise as with the inner optimizer; duplicate rows are summed.
     NaN and inf: as with the inner optimizer.
