@@ -19,7 +19,7 @@ import tensorflow as tf
 def may_be_of_rows(shape: tf.TensorShape, rows: int | None) -> bool:
     """Return whether an array's length is a multiple of the number of rows.
 
-    A number that is not known statically is None.
+    If neither is known statically, return True. If only one is, return False.
     """
     length = shape[0]
     return length == rows or bool(length and rows and length % rows == 0)

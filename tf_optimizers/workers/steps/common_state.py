@@ -280,7 +280,7 @@ class CommonState:
 
         These are Keras variables that steps assign: weights of the model, and
         other variables that the model's steps assign, such as those of a loss
-        or a regularizer; and all `tf.Variable`s.
+        or a regularizer; and the result of `_variables_of_tensorflow`.
         """
         known = {id(weight) for weight in model.weights}
         known |= _states_of_rows(model)

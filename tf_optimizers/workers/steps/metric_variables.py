@@ -32,8 +32,8 @@ _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return a model's metrics.
 
-    These are `model.metrics`, and the metrics in attributes of the model and
-    its layers.
+    These are `model.metrics`, and the metrics in attributes of the model, its
+    layers and losses.
     """
     found = [*model.metrics, *attributes_of(model, keras.metrics.Metric)]
     return distinct(found)

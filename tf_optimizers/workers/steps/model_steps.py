@@ -406,8 +406,9 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that Keras's mean over replicas is weighted by rows.
 
     If reads of a variable are sums over replicas, the variable is multiplied by
-    the number of replicas, so that Keras's mean is the sum. Variables that are
-    not `on_read`, and values that are not numbers, are not scaled.
+    the number of replicas, so that Keras's mean is the sum. Otherwise,
+    variables that are not `on_read`, and values that are not numbers, are not
+    scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

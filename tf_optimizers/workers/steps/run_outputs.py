@@ -132,8 +132,8 @@ class ScalarsOfRun:
         if isinstance(reduce_op, str):  # Keras passes a string.
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         if any(value is other for other in self._waiting):
-            # Reduce all scalars in one collective, which runs in parallel with
-            # the collectives of gradients.
+            # Reduce all scalars in at most one collective, which can run in
+            # parallel with the collectives of gradients.
             reduce = self._reduction.by(reduce_op)
             group = replicas_of(self._strategy)
             results = group.reduce_together(self._waiting, reduce)

@@ -102,7 +102,7 @@ def share_of(
 def rows_of_inputs(batch: Any) -> Any:
     """Return the number of rows of a batch's inputs, or None for scalars.
 
-    The number is an int if it is known statically, else a tensor.
+    The number is an int or a tensor; see `rows_in`.
     """
     inputs = batch[:1] if isinstance(batch, list | tuple) else batch
     return next(iter(counts_of_rows(inputs)), None)
@@ -210,7 +210,7 @@ class Loop:
 
     def __init__(self, counted: Sequence[Counted], others: bool) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        # All tensors of a batch share one `RowCounts`.
+        # In eager mode, all tensors of a batch share one `RowCounts`.
         self._rows = distinct(each.rows for each in counted)
         self.has_same_arguments = not counted and not others
 

@@ -317,7 +317,8 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
                 value = replica.weights.exact(variable, value)
         return original(variable, value)
     if replica.share is None:
-        # If the value is a variable, read it now, reduced over replicas.
+        # If the value is a variable, read it here, since `is_assigning` changes
+        # reads.
         value = tf.convert_to_tensor(tf.cast(value, variable.dtype))
         with replica.set(is_assigning=True):
             assigned = original(variable, value)
