@@ -150,7 +150,7 @@ def look_ahead(
             or infinite number.
         endless: This worker's dataset, continued without end. Eager iterators
             draw from this dataset instead of `distributed`. Iterators in a
-            `tf.function` do not, since the function would then never end.
+            `tf.function` do not, since the function might then never end.
         begin: Called with a function that makes an eager iterator; returns the
             iterator.
     """
