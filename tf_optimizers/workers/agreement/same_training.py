@@ -133,7 +133,7 @@ def check_same_training(
     weights: Sequence[Any],
     assigned: Sequence[Any],
 ) -> None:
-    """Raise unless weights, learning rates and steps are equal on all workers.
+    """Raise unless workers have equal weights, learning rates and step counts.
 
     A callback may set a weight or the learning rate on one worker only. A step
     may compute a value from its replica's rows, and assign it to a weight
@@ -151,7 +151,7 @@ def check_same_training(
         else hint_of_code("weights and learning rates")
     )
     check_equal(
-        "the weights and the learning rate after an epoch",
+        "the weights and the learning rate",
         statements,
         hint,
         # Show paths, but do not compare them: a path depends on the number of

@@ -1,4 +1,4 @@
-"""Compares statements (JSON values) of all workers, outside of steps.
+"""Compares statements (JSON values) of all workers.
 
 Workers with different graphs would wait for each other forever, in different
 collectives. So workers first compare their settings, through TensorFlow's
@@ -124,8 +124,8 @@ def acting_alone(name: str) -> Iterator[None]:
 def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     """Exchange strings between workers; return None for a missing string.
 
-    The string of a worker that waits to compare a batch is empty. If the first
-    worker does not answer, the list has only its string.
+    The string of a worker that waits elsewhere is empty; see `has_gone_on`. If
+    the first worker does not answer, the list has only its string.
     """
     worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
     timeout = strategy.agreement_seconds

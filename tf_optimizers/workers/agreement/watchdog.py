@@ -12,7 +12,8 @@ but not the same position, at least one worker finds a different position.
 
 Workers may also wait in different channels, for example one in an exchange of
 entries, and the other, whose data have ended, in a comparison of batches. So a
-worker that waits for long also looks whether the next worker waits elsewhere.
+worker that waits for a long time also checks whether the next worker waits
+elsewhere.
 
 The watchdog also ends all collectives if one has waited for longer than the
 strategy's `timeout_seconds`, or if a step has failed on this worker.
@@ -42,8 +43,8 @@ _LOOKING_SECONDS = 3.0
 # The longest waits for the next worker's position, and for the thread to end.
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
-# A worker that waits for longer than this may wait in another channel than the
-# next worker.
+# If a worker waits for longer than this, the next worker may be waiting in a
+# different channel.
 _CERTAIN_SECONDS = 9.0
 
 
@@ -195,7 +196,10 @@ def _waits(
 
 
 def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
-    """Return whether a worker waits in a comparison of batches, without us.
+    """Return whether a worker waits in a collective that we have not begun.
+
+    The main channel is not searched, so this is usually a comparison of
+    batches.
 
     Args:
         extended: The strategy's `SparseExtended`.
