@@ -3,7 +3,7 @@
 A step may fail on a worker when only some of its collectives have run, or only
 some weights have been updated. The other workers may wait for this worker, or
 may have begun later steps. If this worker began another step, workers would
-exchange values of different steps. So with several workers, every run of a step
+exchange values of different steps. So with several workers, a run of a step
 records its start and its end; see `progress.py`.
 
 While a step runs, workers exchange notes about batches. In a `tf.function`,
