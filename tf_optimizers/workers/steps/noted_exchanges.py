@@ -1,9 +1,10 @@
 """Notes whether steps of `fit` exchange values in the middle of a round.
 
 An optimizer with local steps exchanges values only at the end of a round; see
-`local_rounds.py`. But other code in a step may exchange values in every step: a
-loss that is divided by the sum of a mask, a synchronized `BatchNormalization`,
-a variable with `aggregation="mean"`, or an output with an element for each row.
+`local_rounds.py`. But other code in a step may exchange values in every step,
+for example a loss that is divided by the sum of a mask, a synchronized
+`BatchNormalization`, a variable with `aggregation="mean"`, or an output with an
+element for each row.
 """
 
 from typing import Any
