@@ -162,8 +162,6 @@ class SparseMultiWorkerMirroredStrategy(
             self, SparseExtended(self, cluster_resolver, options)
         )
         restore_sigterm()
-        # Make this call first: hooks that are added later run earlier, and this
-        # hook must get gradients that are already weighted.
         agree_on_overflow(self)
         weight_uneven_batches()
         adopt_optimizers_of_keras(is_ours, check_made_inside)

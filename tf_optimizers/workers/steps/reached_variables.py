@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import layers_of
 
-# Objects whose attributes, and whose users' methods, are searched.
+# The attributes of these objects, and methods written by users, are searched.
 _OWNERS = (
     keras.Layer,
     keras.Loss,

@@ -231,8 +231,8 @@ def gradient(
     and if a source is a variable, this function divides the gradient by the
     replica's share, since `scale_loss` or `apply` multiplies by the share. So
     the replicas' gradients add up to the gradient of the sum over all rows. If
-    the caller passes `output_gradients`, nothing is divided, and neither is a
-    result of `tf.gradients`.
+    the caller passes `output_gradients`, nothing is divided. Results of
+    `tf.gradients` are not divided either.
     """
     if replica.share is not None and output_gradients is None:
         output_gradients = _output_gradients(target, sources)

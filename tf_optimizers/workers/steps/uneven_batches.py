@@ -83,7 +83,7 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def weighting_losses(model: keras.Model, is_keras: bool) -> Iterator[None]:
-    """In this context, a model's step sums and scales losses for its share.
+    """In this context, scale a model's losses to fit the replica's share.
 
     Args:
         model: The model.
