@@ -94,8 +94,9 @@ def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 def _with_own_losses(metric: keras.metrics.Metric) -> Callable:
     """Return an `update_state` in which a `Loss` covers the replica's rows.
 
-    The replicas' sums in the metric's variables are added later. A `Mean`
-    weights losses by the replica's share, so they are scaled as in a step.
+    The replicas' sums in the metric's variables are added later. But a `Mean`
+    weights losses by the replica's share, so its losses are scaled as in a
+    step.
     """
     update, is_adding_up = convert(metric.update_state), not has_means(metric)
 

@@ -295,7 +295,7 @@ class Step:
             yield
 
     def _note(self, metric: keras.metrics.Metric) -> None:
-        """Record the results of a metric until the step ends."""
+        """Replace methods of a metric until the step ends."""
         if "result" in vars(metric):
             return
         for owner, name, method in noted_methods(metric):
