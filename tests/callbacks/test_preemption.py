@@ -54,7 +54,7 @@ def make():
     return make_model(OPTIMIZERS["keras-adam"])
 
 
-def train(model, folder, *before, save_freq=1000, **kwargs):
+def train(model, folder, *before, save_freq=1000, after=(), **kwargs):
     """Train for three epochs of six batches, with a validation of two."""
     backup = tfo.callbacks.BackupAndRestore(folder, save_freq, **kwargs)
     history = keras.callbacks.History()
@@ -66,7 +66,7 @@ def train(model, folder, *before, save_freq=1000, **kwargs):
         verbose=0,
         validation_data=(X[:20], Y[:20]),
         validation_batch_size=10,
-        callbacks=[*before, backup, history],
+        callbacks=[*before, backup, *after, history],
     )
     return history.history
 
@@ -110,6 +110,19 @@ def test_run_continues_from_the_step_of_the_signal(
     assert len(history.get("loss", [])) == 3 - steps // 6 + (
         steps < 18 and (steps % 6 == 0 and method != "on_epoch_end")
     )
+
+
+@pytest.mark.filterwarnings("ignore:A worker received SIGTERM")
+def test_averages_of_a_validation_are_not_backed_up(tmp_path):
+    def final(folder, *before):
+        model = make_model(lambda: keras.optimizers.SGD(0.1, use_ema=True))
+        train(model, folder, *before, after=[keras.callbacks.SwapEMAWeights()])
+        return state(model)
+
+    with pytest.raises(SystemExit):
+        final(tmp_path / "asked", Ask("on_test_batch_begin", 4))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert_equal(final(tmp_path / "asked"), final(tmp_path / "alone"))
 
 
 def test_second_signal_in_a_resumed_epoch_loses_nothing(tmp_path, expected):

@@ -259,14 +259,26 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Remember the training metrics, which validation resets."""
         if self._preemption is not None:
             self._metrics_of_training = self._state.metrics()
+            self._sums, self._has_same_weights = self._sums_of_weights(), None
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """If the run must stop here, restore training metrics and back up."""
-        if self._preemption is not None and self._preemption.reach():
+        if self._preemption is None:
+            return
+        if self._has_same_weights is None:
+            self._has_same_weights = self._sums == self._sums_of_weights()
+        # During a validation with `SwapEMAWeights`, the weights are averages.
+        # So the run stops only after the validation.
+        if self._has_same_weights and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
             # While batches are skipped, the last backup is still up to date.
             self._leave(self._skip is None or self._skip.remaining <= 0)
+
+    def _sums_of_weights(self) -> list[float]:
+        """Return a number for each trainable weight, to notice changes."""
+        weights = self.model.trainable_weights
+        return [float(keras.ops.sum(weight)) for weight in weights]
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Back up with `save_freq="epoch"`, or if the run must stop here."""
