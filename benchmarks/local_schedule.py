@@ -234,6 +234,10 @@ MODELS = {
     for name, task in (("text", TEXT), ("code", CODE))
     for workers in (2, 4)
 }
+MODELS |= {
+    f"code, {workers} workers, long, Muon": Model(CODE, workers, LONG, MUON)
+    for workers in (2, 4)
+}
 # These train only with the best candidate, and dense.
 OTHERS = {
     **{f"digits, {n} workers": Model(DIGITS, n) for n in (2, 4, 8)},
@@ -373,7 +377,9 @@ def compare_long(bench: Bench, name: str, seeds: int) -> None:
     """Train the best schedule, and those to compare it with, in long runs."""
     for seed in range(seeds):
         bench.train(DENSE, None, LONG, seed)
-        tried = [BEST(8), FEWEST]
+        tried = [FEWEST]
+        if MODELS[name].inner == ADAMW:
+            tried.append(BEST(8))
         if name == SEARCHED_LONG and seed < 3:
             tried += LONG_COMPARED
         for each in tried:

@@ -399,7 +399,7 @@ def local_schedule(name: str, result: dict) -> str:
             cells.append(f"{found['fewer']:,.0f}")
             cells += against_dense(found["runs"], schedules["dense"]["runs"])
             rows.append(cells)
-    place = name.removesuffix(", long")
+    place = name.replace(", long", "")
     if "Muon" not in place:
         place += ", AdamW"
     return table(
