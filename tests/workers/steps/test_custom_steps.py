@@ -416,6 +416,29 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+class DropsGradient(keras.Sequential):
+    """Passes one gradient too few, which Keras accepts with variables."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((y - self(x)) ** 2)
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply(gradients[:-1], weights)
+        return {"loss": loss}
+
+
+def test_each_variable_needs_a_gradient(ours):
+    with ours.scope():
+        model = DropsGradient([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="Received: 1 gradients and 2 var"):
+        model.fit(custom_steps.X, custom_steps.Y, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
 class Accumulates(keras.Sequential):
     """Adds gradients to variables, and applies them after two batches."""
 

@@ -71,7 +71,8 @@ def apply(
             several replicas, the strategy's scope is active, or the optimizer
             is not built; or if workers have different optimizers or weights in
             the optimizer's first step.
-        ValueError: If variables were created outside of the strategy's scope.
+        ValueError: If variables were created outside of the strategy's scope,
+            or if there is not one gradient per variable.
         tf.errors.InvalidArgumentError: See `check_even_if_kept`.
     """
     if trainable_variables is not None:
@@ -86,7 +87,13 @@ def apply(
         variables = built_variables(optimizer)
     grads = list(grads)
     is_scaled = id(optimizer) in replica.scaled
-    if len(variables) == len(grads):  # Otherwise, Keras raises an error.
+    if grads and len(variables) != len(grads):
+        raise ValueError(
+            "`apply` needs one gradient per variable. Received: "
+            f"{len(grads)} gradients and {len(variables)} variables. Pass None "
+            "for a variable without a gradient."
+        )
+    if grads:
         grads = check_even_if_kept(grads, variables, replica.share)
         grads = [
             gradient
