@@ -46,8 +46,9 @@ class LANS(LayerwiseOptimizer):
     if its numerator or denominator is 0, and for variables that are excluded
     from layer adaptation.
 
-    The scale of a gradient cancels out, so `clipnorm` has no effect, and
-    `loss_scale_factor` matters only for overflow and underflow.
+    The scale of a gradient cancels out. So `clipnorm` and `global_clipnorm`
+    have no effect, and `loss_scale_factor` matters only for overflow and
+    underflow.
 
     State: m and v, each with the shape of w, 8 bytes per parameter in float32,
     or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also

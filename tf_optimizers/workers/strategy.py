@@ -331,7 +331,7 @@ class SparseMultiWorkerMirroredStrategy(
         """
         is_read = isinstance(value, tf.Variable) and tf.executing_eagerly()
         if is_read and self.extended.workers > 1:
-            if replica.is_assigning:  # TensorFlow ignores the result.
+            if replica.is_assigning:  # Keras drops the result.
                 self._metrics.on_assign()
                 return self.experimental_local_results(value)[0].value()
             total = self._metrics.read(value)

@@ -43,7 +43,7 @@ _UNKNOWN = sys.maxsize
 # same numbers.
 _ENDED: Counter[str] = Counter()
 # For each folder, the damaged backups that a `fit` without a name has reported.
-# Later calls without a name ignore them, because earlier calls have made them.
+# Later calls without a name ignore them: they belong to earlier calls' runs.
 _REPORTED: defaultdict[str, set[int]] = defaultdict(set)
 
 
