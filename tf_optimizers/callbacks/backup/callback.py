@@ -181,6 +181,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.on_preemption = check_boolean("on_preemption", on_preemption)
         self._preemption: Preemption | None = None
         self._metrics_of_training: list[tuple[Any, Any]] = []
+        self._has_same_weights: bool | None = None  # None: not known yet.
         self._epoch = self._batch = self._unsaved = 0
         self._skip: Skip | None = None
         self._is_of_longer_run = False
