@@ -17,7 +17,7 @@ LOCAL = {
 SENT = {
     "DGCMomentum.for_steps": "warm-up and cool-down, int4",
     "99.9 % from the first step": "last stage only, int4",
-    "the warm-up of DGC's paper": "from 75 %, stages of 1/40, int4",
+    "from 75 %, with a cool-down": "from 75 %, stages of 1/40, int4",
     "SparseLoCo.for_steps, sync_every=8": (
         "SparseLoCo.for_steps, every 8 steps, int2"
     ),

@@ -23,7 +23,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
         then for constant_steps:    learning_rate
         then for decay_steps:       end_learning_rate
                                     + (learning_rate - end_learning_rate)
-                                      (1 - (t - start of decay) / decay_steps)
+                                      (1 - (t - warmup_steps - constant_steps)
+                                           / decay_steps)
                                       ^ power
         after that:                 end_learning_rate
 
