@@ -184,13 +184,16 @@ def latency(document: dict) -> None:
     """Draw step time by round trip, a panel per number of workers."""
     models = document["models"]
     figure, axes = panels(len(models), sharey=True)
+    # The legend is that of the first panel, which has all contenders.
+    numbers: dict[str, int] = {}
     for axis, (name, result) in zip(axes, models.items(), strict=True):
         drawn = [
             (contender, found["step_ms"])
             for contender, found in result["contenders"].items()
             if contender.startswith("stock") or contender.endswith("fit")
         ]
-        for number, (contender, times) in enumerate(drawn):
+        for contender, times in drawn:
+            number = numbers.setdefault(contender, len(numbers))
             axis.plot(
                 [float(milliseconds) for milliseconds in times],
                 [statistics.median(each) for each in times.values()],
@@ -247,7 +250,9 @@ def offload(document: dict) -> None:
         memory = [r["peak_bytes"][contender] / 1e9 for r in results]
         axes[0].plot(batches, times, **style)
         axes[1].plot(batches, memory, **style)
-    for axis, label in zip(axes, ("ms a step", "GB of the GPU"), strict=True):
+    for axis, label in zip(
+        axes, ("ms a step", "peak GPU memory, GB"), strict=True
+    ):
         axis.set_xscale("log", base=2)
         axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
         axis.tick_params(axis="x", rotation=45)

@@ -160,7 +160,7 @@ def hub():
     os.chdir(os.environ.get("FOLDER", "."))
     try:
         exec(code, space := {})
-        has_file = pathlib.Path(f"worker-{space['rank']}.lora.h5").exists()
+        has_file = pathlib.Path(f"worker-{space['worker']}.lora.h5").exists()
     finally:
         os.chdir(before)
     model = space["model"]

@@ -92,11 +92,11 @@ def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
 
 
 def _with_own_losses(metric: keras.metrics.Metric) -> Callable:
-    """Return an `update_state` in which a `Loss` covers the replica's rows.
+    """Return an `update_state` in which a `Loss` is not scaled for the replica.
 
-    The replicas' sums in the metric's variables are added later. But a `Mean`
-    weights losses by the replica's share, so its losses are scaled as in a
-    step.
+    The replicas' sums in the metric's variables are added later. Exception: if
+    the metric is a `Mean` or has one as an attribute, a `Loss` is scaled as in
+    training, because the `Mean` weights it by the replica's share.
     """
     update, is_adding_up = convert(metric.update_state), not has_means(metric)
 
