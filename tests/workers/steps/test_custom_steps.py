@@ -416,16 +416,20 @@ def test_scaled_loss_of_the_users_step_overflows_as_in_one_process(ours):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def loss_and_gradients(model, data):
+    """Return the mean squared error of a batch, and its gradients."""
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean((y - model(x)) ** 2)
+    return loss, tape.gradient(loss, model.trainable_weights)
+
+
 class DropsGradient(keras.Sequential):
     """Passes one gradient too few, which Keras accepts with variables."""
 
     def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean((y - self(x)) ** 2)
-        weights = self.trainable_weights
-        gradients = tape.gradient(loss, weights)
-        self.optimizer.apply(gradients[:-1], weights)
+        loss, gradients = loss_and_gradients(self, data)
+        self.optimizer.apply(gradients[:-1], self.trainable_weights)
         return {"loss": loss}
 
 
@@ -448,17 +452,13 @@ class Accumulates(keras.Sequential):
         self.count = tf.Variable(0)
 
     def train_step(self, data):
-        x, y = data
         self.count.assign_add(1)
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean((y - self(x)) ** 2)
-        weights = self.trainable_weights
-        gradients = tape.gradient(loss, weights)
+        loss, gradients = loss_and_gradients(self, data)
         is_last = tf.cast(self.count % 2 == 0, tf.float32)
         for kept, gradient in zip(self.sums, gradients, strict=True):
             kept.assign_add(gradient)
         self.optimizer.apply(
-            [is_last * kept / 2 for kept in self.sums], weights
+            [is_last * kept / 2 for kept in self.sums], self.trainable_weights
         )
         for kept in self.sums:
             kept.assign((1 - is_last) * kept)
@@ -476,14 +476,10 @@ class HasMomentum(keras.Sequential):
         ]
 
     def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean((y - self(x)) ** 2)
-        weights = self.trainable_weights
-        gradients = tape.gradient(loss, weights)
+        loss, gradients = loss_and_gradients(self, data)
         for momentum, gradient in zip(self.momentums, gradients, strict=True):
             momentum.assign(0.9 * momentum + gradient)
-        self.optimizer.apply(self.momentums, weights)
+        self.optimizer.apply(self.momentums, self.trainable_weights)
         return {"loss": loss}
 
 
