@@ -60,7 +60,8 @@ PATCHES = (
         "the strategy before it creates variables.",
         without="The optimizer fails, since strategies cannot be nested.",
         until="Keras moves optimizers, or has a hook before the first `build`.",
-        test="workers/test_guide.py::test_compile_outside_of_the_scope_is_as_inside",
+        test="workers/steps/test_named_steps.py::"
+        "test_optimizer_of_keras_made_outside_trains_as_made_inside",
     ),
     Patch(
         names=("keras.Model._maybe_symbolic_build",),
@@ -69,7 +70,8 @@ PATCHES = (
         "batch's mean over replicas.",
         without="A generator loses a batch. Data without a mean cause errors.",
         until="Keras builds models from the specification of the data.",
-        test="workers/test_guide.py::test_data_may_have_any_dtype",
+        test="workers/steps/test_built_models.py::"
+        "test_first_batch_of_a_generator_trains_a_model_without_weights",
     ),
     Patch(
         names=("keras.Model._make_function",),
@@ -160,8 +162,8 @@ PATCHES = (
         without="From the second `fit` or validation on, workers draw "
         "different rows, which is an error.",
         until="Keras draws from generators without a thread.",
-        test="workers/test_guide.py::"
-        "test_generator_continues_the_same_on_all_workers",
+        test="workers/data/test_generators.py::"
+        "test_fit_starts_at_the_batches_of_other_workers",
     ),
     Patch(
         names=(

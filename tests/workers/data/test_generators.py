@@ -2,6 +2,8 @@
 
 import itertools
 
+import keras
+import numpy as np
 import pytest
 
 from tf_optimizers.workers.data import generators
@@ -23,11 +25,15 @@ def peeked():
 
 
 def others_are_ahead(monkeypatch, by):
-    monkeypatch.setattr(
-        generators,
-        "gather_statements",
-        lambda strategy, subject, count, hint: [count + by, count],
-    )
+    """Return a list of the numbers of batches that this worker has drawn."""
+    counts = []
+
+    def gather(strategy, subject, count, hint):
+        counts.append(count)
+        return [count + by, count]
+
+    monkeypatch.setattr(generators, "gather_statements", gather)
+    return counts
 
 
 def test_iterator_continues_after_other_workers_reads(peeked, monkeypatch):
@@ -79,3 +85,23 @@ def test_generator_that_was_read_elsewhere_is_forgotten():
     )
     assert list(iterate()) == list(range(9))
     assert generators.take_generator() is None
+
+
+def test_fit_starts_at_the_batches_of_other_workers(ours, monkeypatch):
+    """The second `fit` does, since the first may have read ahead."""
+    counts = others_are_ahead(monkeypatch, 2)
+    trained = []
+
+    class Noting(keras.Model):
+        def train_step(self, data):
+            trained.append(int(data[0][0, 0]))
+            return {"loss": 0.0}
+
+    with ours.scope():
+        model = Noting()
+        model.compile("sgd", run_eagerly=True)
+    data = ((np.full((2, 1), number),) for number in itertools.count())
+    for _ in range(2):
+        model.fit(data, steps_per_epoch=1, shuffle=False, verbose=0)
+    (count,) = counts
+    assert {*trained} == {0, count + 2}

@@ -142,6 +142,15 @@ def test_eager_metric_may_need_values(ours):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_first_batch_of_a_generator_trains_a_model_without_weights(ours):
+    with ours.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(((X, Y) for _ in range(3)), shuffle=False, verbose=0)
+    assert model.optimizer.iterations.numpy() == 3
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_generator_may_give_none_for_weights(ours, eagerly):
     def run():

@@ -275,6 +275,21 @@ def test_variables_made_outside_are_rejected(request, replicas, name, loops):
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
+def test_optimizer_of_keras_made_outside_trains_as_made_inside(ours):
+    def trained(optimizer):
+        keras.utils.set_random_seed(1)
+        with ours.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(optimizer or keras.optimizers.Adam(0.1), "mse")
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+        return [*model.get_weights(), *model.optimizer.variables]
+
+    found, expected = trained(keras.optimizers.Adam(0.1)), trained(None)
+    assert found[2] == expected[2] > 0  # The number of steps.
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_one_replica_runs_a_function_that_updates(of_one_replica, is_traced):
     with of_one_replica.scope():
