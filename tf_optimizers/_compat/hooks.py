@@ -3,10 +3,12 @@
 `patches.py` lists the replaced methods, and the reasons.
 """
 
+import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -27,7 +29,7 @@ from tf_optimizers._compat.patches import (
     hook,
     replace,
 )
-from tf_optimizers._compat.strategies import call_for_all, replaced
+from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import convert
 
 
@@ -136,10 +138,6 @@ def _symbol(spec: Any) -> keras.KerasTensor | None:
     return keras.KerasTensor(spec.shape, dtype)
 
 
-# The generator that all replicas use for random ops without a seed.
-_shared: list[Any] = []
-
-
 class _SharedSeeds:
     """Draws seeds from the generator of the thread that runs the replicas.
 
@@ -147,26 +145,40 @@ class _SharedSeeds:
     thread, and would create a generator inside the step.
     """
 
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        self.generator = global_seeds()
+
     def next(self, ordered: bool = True) -> Any:
-        call_for_all(self._find)
-        keep_global_seeds(_shared[0])
-        return _shared[0].next(ordered)
+        if self.generator is None:
+            # A new thread is outside of all graphs, such as that of a `cond`.
+            with futures.ThreadPoolExecutor(1) as thread:
+                thread.submit(self._make).result()
+        return self.generator.next(ordered)
 
-    def _find(self) -> None:
-        if global_seeds() is None:
-            keep_global_seeds(keras.random.SeedGenerator())
-        _shared[:] = [global_seeds()]
+    def _make(self) -> None:
+        with self._strategy.scope():
+            self.generator = keras.random.SeedGenerator()
 
 
-def sharing_seeds(function: Callable) -> Callable:
-    """Let the replicas that call a function share seeds of random ops."""
-    converted = convert(function)
+@contextlib.contextmanager
+def sharing_seeds(
+    strategy: tf.distribute.Strategy, function: Callable
+) -> Iterator[Callable]:
+    """Let the replicas that call a function share seeds of random ops.
+
+    Yields the function to call instead.
+    """
+    converted, seeds = convert(function), _SharedSeeds(strategy)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        keep_global_seeds(_SharedSeeds())
+        keep_global_seeds(seeds)
         return converted(*args, **kwargs)
 
-    return tf.autograph.experimental.do_not_convert(call)
+    try:
+        yield tf.autograph.experimental.do_not_convert(call)
+    finally:
+        keep_global_seeds(seeds.generator)
 
 
 def insert_callback(

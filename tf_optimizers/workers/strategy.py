@@ -285,12 +285,12 @@ class SparseMultiWorkerMirroredStrategy(
         return self._functions[fn]
 
     def _run(self, run: Callable, fn: Callable, args: Any, kwargs: Any) -> Any:
-        fn = sharing_seeds(fn)
-        if not tf.executing_eagerly():
-            fn = after_its_arguments(fn)
-        return run_tracked(
-            self, functools.partial(run, fn, args, kwargs), (args, kwargs)
-        )
+        with sharing_seeds(self, fn) as fn:
+            if not tf.executing_eagerly():
+                fn = after_its_arguments(fn)
+            return run_tracked(
+                self, functools.partial(run, fn, args, kwargs), (args, kwargs)
+            )
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate all replicas' values, of any dtype, along `axis`.
