@@ -38,7 +38,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_first_failure_stops_all_and_is_the_exit_code(launch, write, failure):
-    # Worker 2 has ended normally before worker 1 fails.
+    # Worker 2 ends normally before worker 1 fails, or soon after.
     script = write(
         INDEX,
         "if index == 1:\n"
@@ -175,6 +175,25 @@ def test_signal_while_workers_are_stopped_prevents_the_restart(
     (tmp_path / "end").touch()
     assert launcher.wait() == 3
     assert "Restart" not in launcher.errors()
+
+
+def test_failure_names_workers_that_had_ended(launch, write):
+    """Workers that train together fail if one of them ends too early."""
+    script = write(
+        INDEX,
+        "import pathlib\n"
+        "if index == 0:\n"
+        "    pathlib.Path('process').symlink_to(f'/proc/{os.getpid()}')\n"
+        "else:\n"
+        "    while not os.path.lexists('process'): time.sleep(0.01)\n"
+        "    while os.path.exists('process'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n",
+    )
+    run = launch("--workers", "2", script)
+    assert run.stderr.decode() == (
+        "[launcher] Worker 1 failed with exit code 3. Worker 0 had ended with "
+        "exit code 0. Stopping all workers.\n"
+    )
 
 
 @pytest.mark.parametrize(("code", "grace"), [(1, 10), (137, 10), (143, 30)])

@@ -314,7 +314,10 @@ def first_failure(
     """Return the reason to stop all workers, if there is one."""
     for worker in group:
         if code := worker.exit_code:
-            reason = f"{worker.describe_end()} Stopping all workers."
+            # A worker that ended early may be the cause of the failure.
+            ended = [each for each in group if each.exit_code == 0]
+            reasons = [each.describe_end() for each in (worker, *ended)]
+            reason = " ".join([*reasons, "Stopping all workers."])
             grace = BACKUP_GRACE if code == PREEMPTED else FAILURE_GRACE
             return Failure(reason, code, may_restart=True, usual_grace=grace)
     if received is not None:

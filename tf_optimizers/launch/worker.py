@@ -137,6 +137,8 @@ class Worker:
         if number > 0:
             meaning = signal.strsignal(number)
             return f"{name} was killed by signal {number} ({meaning})."
+        if self.exit_code == 0:
+            return f"{name} had ended with exit code 0."
         if self.exit_code == PREEMPTED:
             return f"{name} ended with exit code {PREEMPTED}, after SIGTERM."
         return f"{name} failed with exit code {self.exit_code}."
