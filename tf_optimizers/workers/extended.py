@@ -240,7 +240,7 @@ class SparseExtended(VariablesExtended):
 
         def gather(rank: int) -> tf.Tensor:
             row = copies[rank][tf.newaxis]
-            return channel.all_gather(row, rank, options=None)
+            return channel.all_gather(row, rank)
 
         gathered = in_every_replica(gather, len(copies))
         if tf.executing_eagerly():
@@ -269,20 +269,19 @@ class SparseExtended(VariablesExtended):
 
         Args:
             method: A channel's method. Called once for each local replica, as
-                `method(*args, rank, None)`, with the replica's local rank. None
-                stands for the channel's own communication options.
+                `method(*args, rank)`, with the replica's local rank.
             *args: Nests of the calling replica's tensors.
         """
         context = tf.distribute.get_replica_context()
         count = len(self.worker_devices)
         if not tf.executing_eagerly():
             rank = tf.get_static_value(context.replica_id_in_sync_group) % count
-            return method(*args, rank, None)
+            return method(*args, rank)
 
         def call_all(strategy: Any, args: Any) -> Any:
             def call(rank: int) -> Any:
                 own = select_replica(rank, args)
-                return method(*own, rank, None)
+                return method(*own, rank)
 
             results = in_every_replica(call, count)
             return regroup(tuple(results))

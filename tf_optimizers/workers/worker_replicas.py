@@ -55,9 +55,9 @@ class WorkerReplicas(ReplicaGroup):
 
     def sum_on_worker(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return each value's sum over this process's replicas."""
-        extended, total = self._strategy.extended, tf.distribute.ReduceOp.SUM
+        extended = self._strategy.extended
         return extended.in_replica(
-            extended.worker_channel.all_reduce, total, list(values)
+            extended.worker_channel.gather_and_reduce, list(values)
         )
 
     def gather_and_sum(self, values: Sequence[Any]) -> list[Any]:

@@ -72,7 +72,7 @@ def test_gathered_statements_wait_for_all_replicas_of_the_worker(
     monkeypatch.setattr(
         extended.channel,
         "all_gather",
-        lambda part, rank, options: noting(rank, part, 0.2 * rank),
+        lambda part, rank: noting(rank, part, 0.2 * rank),
     )
     # Unlike a `tf.function`, this graph runs only operations that its result
     # needs, in any order.
@@ -247,19 +247,19 @@ def test_rows_are_ordered_by_replica_not_by_name():
         own._run = run
         return own
 
-    def send(kind, rows, *_):
+    def send(kind, rows, *_, **__):
         sent.append(rows.numpy())
         return rows
 
     sent = []
     for replica in everyone:
         rows = tf.constant([[100 * replica + to, 0] for to in everyone])
-        launcher(send).all_to_all(rows, None)
+        launcher(send).all_to_all(rows)
     for replica in everyone:
         # By ranks, as TensorFlow does.
         received = [sent[replica_at[r]][ranks[replica]] for r in everyone]
-        every = launcher(lambda *_, came=received: tf.constant(came))
-        rows = every.all_to_all(tf.zeros([count, 2], tf.int32), None)
+        every = launcher(lambda *_, came=received, **__: tf.constant(came))
+        rows = every.all_to_all(tf.zeros([count, 2], tf.int32))
         wanted = [[100 * other + replica, 0] for other in everyone]
         assert rows.numpy().tolist() == wanted
     by_rank = tf.constant([[100 * replica_at[r], 1] for r in everyone])

@@ -18,7 +18,6 @@ workers, even collectives between local devices.
 
 import functools
 import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -171,11 +170,14 @@ class AheadLauncher(KeyedLauncher):
 
     Gathers do so only on CPUs, among fewer than `FEWEST_IN_LEVELS` replicas,
     and if the message's size is known statically and not 0.
+
+    Attributes:
+        gathers: The gathers that have begun to request messages, by kind.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._gathers: dict[Kind, AheadGather] = {}
+        self.gathers: dict[Kind, AheadGather] = {}
 
     def gather(
         self, input_tensor: Any, options: Any, layout: int = 0
@@ -200,18 +202,13 @@ class AheadLauncher(KeyedLauncher):
         first, *others = tensor.shape
         return tf.reshape(messages, [self._everyone.size * first, *others])
 
-    def errors(self) -> Iterator[Exception]:
-        """Return the errors of gathers whose threads have failed."""
-        errors = (each.error for each in self._gathers.values())
-        return filter(None, errors)
-
     def _ahead(self, kind: Kind) -> AheadGather:
-        if kind not in self._gathers:
+        if kind not in self.gathers:
             replica = self._ranks.index(self._rank)
-            self._gathers[kind] = AheadGather(
+            self.gathers[kind] = AheadGather(
                 self, self._device, self._everyone, replica, kind
             )
-        return self._gathers[kind]
+        return self.gathers[kind]
 
 
 class AheadCollectives(SparseCollectiveAllReduce):
@@ -222,4 +219,7 @@ class AheadCollectives(SparseCollectiveAllReduce):
     @property
     def error(self) -> Exception | None:
         """The error of a gather whose thread has failed, or None."""
-        return next((e for own in self._launchers for e in own.errors()), None)
+        gathers = [
+            each for own in self._launchers for each in own.gathers.values()
+        ]
+        return next((each.error for each in gathers if each.error), None)

@@ -81,12 +81,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        return self.all_reduce(reduce_op, value, replica_id, options)
-
-    def all_reduce(
-        self, reduce_op: Any, value: Any, replica_id: int, options: Any
-    ) -> Any:
-        """Reduce a nest of tensors and `IndexedSlices` over all replicas."""
+        # The value is a nest of tensors and `IndexedSlices`.
         reduced = self.gather_and_reduce(
             tf.nest.flatten(value), replica_id, options, reduce_op
         )
@@ -106,7 +101,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         self,
         values: Sequence[Any],
         replica_id: int,
-        options: Any,
+        options: Any = None,
         reduce_op: Any = tf.distribute.ReduceOp.SUM,
     ) -> list[Any]:
         """Gather `Entries` from all replicas, and reduce other values.
@@ -115,7 +110,8 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
             values: This replica's tensors, `IndexedSlices`, and `Entries`, such
                 as compressed gradients.
             replica_id: The replica's local rank.
-            options: Communication options that override this object's, or None.
+            options: Communication options that override this object's. Defaults
+                to `None`.
             reduce_op: The `tf.distribute.ReduceOp` for `values`. Defaults to
                 `SUM`.
 
@@ -195,7 +191,7 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         self,
         tensor: tf.Tensor,
         replica_id: int,
-        options: Any,
+        options: Any = None,
         layout: int = 0,
     ) -> tf.Tensor:
         """Concatenate the tensors of all replicas along the first axis.
@@ -207,11 +203,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         """
         return self._launchers[replica_id].gather(tensor, options, layout)
 
-    def all_to_all(
-        self, tensor: tf.Tensor, replica_id: int, options: Any
-    ) -> tf.Tensor:
+    def all_to_all(self, tensor: tf.Tensor, replica_id: int) -> tf.Tensor:
         """Send row i of a tensor to replica i; return the received rows."""
-        return self._launchers[replica_id].all_to_all(tensor, options)
+        return self._launchers[replica_id].all_to_all(tensor)
 
     def progress(self) -> list[list[int]]:
         """Return the progress of each local replica; see `Progress`."""

@@ -174,18 +174,17 @@ class KeyedLauncher(CollectiveReplicaLauncher):
             gathered = gathered[: self._group_size * size]
         return tf.reshape(self._in_order(gathered, self._ranks), shape)
 
-    def all_to_all(self, tensor: tf.Tensor, options: Any) -> tf.Tensor:
+    def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
         """Send row i to replica i; return received rows in replica order."""
         size, by_rank = self._group_size, np.argsort(self._ranks).tolist()
         if not self._has_all_to_all:
-            every = tf.reshape(self.gather(tensor, options), [size, size, -1])
+            every = tf.reshape(self.gather(tensor, None), [size, size, -1])
             own = every[:, self._ranks.index(self._rank)]
             return tf.reshape(own, _shape(tensor))
         rows = tf.reshape(tensor, [size, -1])
         signature = ALL_TO_ALL, _elements(rows), 0
-        received = self._run(
-            ALL_TO_ALL, self._in_order(rows, by_rank), signature, options
-        )
+        rows = self._in_order(rows, by_rank)
+        received = self._run(ALL_TO_ALL, rows, signature, options=None)
         received = self._in_order(received, self._ranks)
         return tf.reshape(received, _shape(tensor))
 
