@@ -15,6 +15,7 @@ import tf_optimizers as tfo
 from tf_optimizers.workers import worker_replicas
 from tf_optimizers.workers.agreement import same_training as same_optimizer
 from tf_optimizers.workers.agreement import statements as agreement
+from tf_optimizers.workers.agreement import watchdog
 
 TASKS = [f"/job:worker/replica:0/task:{i}" for i in range(3)]
 
@@ -51,6 +52,7 @@ class Store:
 def store(monkeypatch):
     store = Store()
     monkeypatch.setattr(agreement, "coordination", store)
+    monkeypatch.setattr(watchdog, "coordination", store)
     monkeypatch.setattr(agreement, "_serial", itertools.count())
     monkeypatch.setattr(agreement.time, "monotonic", lambda: store.now)
     return store

@@ -6,7 +6,6 @@ coordination service. The service needs no collective, and detects dead workers.
 """
 
 import contextlib
-import functools
 import itertools
 import json
 import threading
@@ -127,25 +126,20 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     The string of a worker that waits elsewhere is empty; see `has_gone_on`. If
     the first worker does not answer, the list has only its string.
     """
-    worker, tasks = strategy.extended.worker_index, strategy.extended.tasks
-    timeout = strategy.agreement_seconds
-    serial = next(_serial)
+    extended, timeout = strategy.extended, strategy.agreement_seconds
+    worker, serial = extended.worker_index, next(_serial)
     prefix = f"tf_optimizers/{serial}"
     until = time.monotonic() + timeout
 
     def wait_for(who: str, key: str, other: int, until: float) -> str | None:
         warning = f"Waiting for {who} to reach {purpose}"
-        is_elsewhere = functools.partial(
-            has_gone_on, strategy.extended, other, coordination.read
-        )
-        key, task = f"{prefix}/{key}", tasks[other]
-        return _wait(warning, key, task, until, is_elsewhere)
+        return _wait(extended, other, f"{prefix}/{key}", until, warning)
 
     if worker == 0:
         coordination.write(f"{prefix}/0", note)
         notes = [
             wait_for(f"worker {other}", str(other), other, until)
-            for other in range(len(tasks))
+            for other in range(extended.workers)
         ]
         coordination.write(f"{prefix}/all", json.dumps(notes))
         if serial:
@@ -192,17 +186,13 @@ def _start_to_write(key: str, text: str) -> Callable[[], None]:
 
 
 def _wait(
-    warning: str,
-    key: str,
-    task: str,
-    until: float,
-    is_elsewhere: Callable[[], bool],
+    extended: Any, worker: int, key: str, until: float, warning: str
 ) -> str | None:
-    """Return the string that a task writes under a key, or None after `until`.
+    """Return the string that a worker writes, or None after `until`.
 
-    While waiting, check every few seconds that the task answers. If the task
-    does not answer, raise TensorFlow's error. If `is_elsewhere` returns True,
-    return an empty string.
+    While waiting, check every few seconds that the worker answers. If the
+    worker does not answer, raise TensorFlow's error. If the worker waits
+    elsewhere, return an empty string; see `has_gone_on`.
     """
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -210,9 +200,9 @@ def _wait(
         text = coordination.read(key, max(min(left, _ASKING_SECONDS), 0.1))
         if text is not None or left <= _ASKING_SECONDS:
             return text
-        if is_elsewhere():
+        if has_gone_on(extended, worker):
             return ""
-        coordination.check_alive(task, ANSWERING_SECONDS)
+        coordination.check_alive(extended.tasks[worker], ANSWERING_SECONDS)
         if time.monotonic() > patience:
             # By default, Python shows the same warning only once.
             warnings.warn(warning, stacklevel=2)

@@ -24,7 +24,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,7 +107,7 @@ class Watchdog:
             return None
         if any(self._read(i, now[0] + ahead) for ahead in (1, 2)):
             return None
-        waits = _waits(self._number, self._next, progress, coordination.read)
+        waits = _waits(self._number, self._next, progress)
         return next(
             (other for mine, other in waits if not is_waiting(mine)), None
         )
@@ -166,10 +166,7 @@ def _key_of(number: int, i: int, count: int, worker: int) -> str:
 
 
 def _waits(
-    number: int,
-    worker: int,
-    progress: Sequence[Sequence[list[int]]],
-    read: Callable,
+    number: int, worker: int, progress: Sequence[Sequence[list[int]]]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield where another worker waits in collectives that we have not begun.
 
@@ -182,7 +179,6 @@ def _waits(
         worker: The index of the other worker.
         progress: The progress of this worker's replicas, for each channel. The
             main channel comes first.
-        read: `coordination.read`.
 
     Yields:
         This worker's progress in a channel, and the other worker's position.
@@ -190,12 +186,12 @@ def _waits(
     place = len(progress[0])
     for mine, *others in progress[1:]:
         key = _key_of(number, place, mine[0] + 1, worker)
-        if note := read(key, _READING_SECONDS):
+        if note := coordination.read(key, _READING_SECONDS):
             yield mine, json.loads(note)
         place += 1 + len(others)
 
 
-def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
+def has_gone_on(extended: Any, worker: int) -> bool:
     """Return whether a worker waits in a collective that we have not begun.
 
     The main channel is not searched, so this is usually a comparison of
@@ -204,11 +200,10 @@ def has_gone_on(extended: Any, worker: int, read: Callable) -> bool:
     Args:
         extended: The strategy's `SparseExtended`.
         worker: The index of the other worker.
-        read: `coordination.read`.
     """
     with tf.init_scope():  # Workers also agree while they trace a step.
         progress = [channel.progress() for channel in extended.channels]
-    return any(_waits(extended.number, worker, progress, read))
+    return any(_waits(extended.number, worker, progress))
 
 
 def watch(extended: Any) -> None:
