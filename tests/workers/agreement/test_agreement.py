@@ -97,12 +97,12 @@ def test_silent_workers_are_named(store):
 
 
 @pytest.mark.parametrize("worker", [0, 2])
-def test_worker_that_waits_for_a_batch_is_noticed(store, worker):
+def test_worker_that_waits_elsewhere_is_noticed(store, worker):
     """It may have run out of data; its watchdog has published its position."""
     late = 0 if worker else 1
     store.write(f"tf_optimizers/watchdog/1/2/4/{late}", "[4, 1, 5, 0]")
     say(store, 2, "rice")
-    message = f"nothing from worker {late} (waiting to compare a batch). Eat"
+    message = f"nothing from worker {late} (waiting in another exchange). Eat"
     with pytest.raises(RuntimeError, match=re.escape(message)):
         gather(worker, timeout=1800.0)
     assert store.now <= 10

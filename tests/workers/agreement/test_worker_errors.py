@@ -101,7 +101,7 @@ def test_models_that_differ_are_an_error(tmp_path):
             )
         ),
         *(
-            (f"ends early, read{how}", ["worker 1 (waiting to compare a"])
+            (f"ends early, read{how}", ["worker 1 (waiting in another"])
             for how in ("", ", overlap")
         ),
         *(

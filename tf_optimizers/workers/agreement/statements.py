@@ -83,7 +83,7 @@ def gather_statements(
     )
     notes = _gather(strategy, note, f"{subject}. {hint}")
     absent = [
-        f"worker {i}{'' if note is None else ' (waiting to compare a batch)'}"
+        f"worker {i}{'' if note is None else ' (waiting in another exchange)'}"
         for i, note in enumerate(notes)
         if not note
     ]
