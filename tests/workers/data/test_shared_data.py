@@ -15,7 +15,6 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.data.ops import shuffle_op
 
 from tf_optimizers.workers.agreement import statements as agreement
-from tf_optimizers.workers.collectives.runs import BackgroundCall
 from tf_optimizers.workers.data import (
     batch_digests,
     batch_splits,
@@ -120,9 +119,9 @@ def test_shared_data_have_one_order(policy):
     kinds = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = kinds[policy]
     data = tf.data.Dataset.range(8).batch(2).with_options(options)
-    is_shared = policy in ("AUTO", "DATA")
+    assert shared_data.is_shared(data) is (policy in ("AUTO", "DATA"))
     chosen = shared_data.in_one_order(data).options()
-    assert chosen.deterministic is is_shared
+    assert chosen.deterministic
     assert chosen.experimental_distribute.auto_shard_policy == kinds[policy]
 
 
@@ -195,7 +194,9 @@ NO_STATE = types.SimpleNamespace(
 
 def agree(dataset, batches, *others, rows=None):
     """Agree as worker 0; other workers have different statements."""
-    strategy = types.SimpleNamespace(common_state=NO_STATE)
+    strategy = types.SimpleNamespace(
+        common_state=NO_STATE, extended=types.SimpleNamespace(workers=2)
+    )
 
     def gather(strategy, subject, statement, hint):
         change = [
@@ -219,8 +220,7 @@ def alone(monkeypatch, seed):
     monkeypatch.setattr(agreement, "coordination", store)
 
 
-@pytest.mark.parametrize("is_at_once", [False, True])
-def test_report_of_a_failure_does_not_wait_long(monkeypatch, is_at_once):
+def test_report_of_a_failure_does_not_wait_long(monkeypatch):
     """If other workers wait for nothing, the report never ends."""
     monkeypatch.setattr(data_distribution, "_REPORTING_SECONDS", 0.1)
     reported, ended = threading.Event(), threading.Event()
@@ -230,7 +230,6 @@ def test_report_of_a_failure_does_not_wait_long(monkeypatch, is_at_once):
         assert ended.wait(60)
 
     extended = mock.Mock(workers=2, gather_notes=gather)
-    extended.background = BackgroundCall(extended, is_at_once=is_at_once)
     strategy = types.SimpleNamespace(extended=extended, compares_data=True)
     start = time.monotonic()
     try:

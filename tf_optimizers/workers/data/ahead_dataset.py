@@ -37,24 +37,16 @@ class AheadDataset(DistributedDatasetsFromFunction):
     """A distributed dataset whose iterators look one batch ahead.
 
     Attributes:
-        batches: The number of batches, or TensorFlow's constant for an unknown
-            or infinite number.
         endless: The dataset from which eager iterators draw, or None; see
             `look_ahead`.
         begin: Called to make an eager iterator; see `look_ahead`.
     """
 
-    batches: int
     _datasets: Any
     _options: Any
     endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
     _last: tf.Variable | None = None  # The last eager iterator's summary.
-
-    @property
-    def cardinality(self) -> int:
-        """The attribute `batches`, under TensorFlow's name."""
-        return self.batches
 
     @property
     def element_spec(self) -> Any:
@@ -119,7 +111,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
             self._datasets = finite
         stop_autotuning_on_devices(iterator)
         iterator.__class__ = AheadIterator
-        iterator.set_length(self.batches, may_end=datasets is finite)
+        iterator.set_may_end(datasets is finite)
         return iterator
 
 
@@ -155,7 +147,7 @@ def look_ahead(
             iterator.
     """
     distributed.__class__ = AheadDataset
-    distributed.batches, distributed.begin = batches, begin
+    distributed._cardinality, distributed.begin = batches, begin
     distributed.endless = endless
     distributed.keep_on_host()
     return distributed

@@ -57,11 +57,11 @@ def distribute_dataset(strategy: Any, dataset: Any, options: Any) -> Any:
         if distributed.cardinality == tf.data.UNKNOWN_CARDINALITY:
             # TensorFlow may add empty batches when it splits batches.
             own = own.filter(lambda *element: has_rows(element))
-        return _distribute_own(
-            strategy, lambda _: own, distributed.cardinality, options
+        return distribute_from_function(
+            strategy, lambda _: own, options, distributed.cardinality
         )
     extended, batches = strategy.extended, _count(dataset)
-    _agree(strategy, dataset, batches)
+    agree_on_data(strategy, dataset, batches)
     comparison = _comparison(strategy, dataset)
     distributed = _Parent.distribute_datasets_from_function(
         strategy,
@@ -140,9 +140,7 @@ def report_failure(strategy: Any) -> None:
     if not are_compared(strategy):
         return
     extended = strategy.extended
-    background = extended.background
-    if background.is_at_once:
-        background = BackgroundCall(extended)
+    background = BackgroundCall(extended)
 
     def report() -> None:
         with tf.init_scope():
@@ -211,24 +209,29 @@ def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
 
 
 def distribute_from_function(
-    strategy: Any, dataset_fn: Callable, options: Any
+    strategy: Any,
+    dataset_fn: Callable,
+    options: Any,
+    batches: int | None = None,
 ) -> Any:
-    """Distribute a dataset that each worker creates by calling `dataset_fn`."""
+    """Distribute a dataset that each worker creates by calling `dataset_fn`.
+
+    Args:
+        strategy: A `SparseMultiWorkerMirroredStrategy`.
+        dataset_fn: Called with a `tf.distribute.InputContext`.
+        options: The `tf.distribute.InputOptions`, or None.
+        batches: The number of batches, if it is not that of this worker's
+            dataset. Defaults to `None`.
+    """
     if strategy.num_replicas_in_sync == 1:
         return _Parent.distribute_datasets_from_function(
             strategy, dataset_fn, options
         )
-    return _distribute_own(strategy, dataset_fn, None, options)
-
-
-def _distribute_own(
-    strategy: Any, make: Callable, batches: int | None, options: Any
-) -> Any:
     replicas = len(strategy.extended.worker_devices)
     made = []
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
-        own = make(context)
+        own = dataset_fn(context)
         elements, count = _count(own), batches
         if count is None:
             count = -(-elements // replicas) if elements > 0 else elements
@@ -238,7 +241,8 @@ def _distribute_own(
             elements < 0 or elements % replicas > 0
         )
         rows = None if may_lack else fixed_rows(own.element_spec)
-        total = _agree(strategy, None, count, rows and rows * replicas)
+        rows = rows and rows * replicas
+        total = agree_on_data(strategy, None, count, rows)
         noted = functools.partial(
             with_notes, own, replicas, total, may_lack=may_lack
         )
@@ -255,14 +259,6 @@ def _count(dataset: tf.data.Dataset) -> int:
     if tf.executing_eagerly():
         return int(dataset.cardinality())
     return tf.data.UNKNOWN_CARDINALITY
-
-
-def _agree(
-    strategy: Any, dataset: Any, batches: Any, rows: int | None = None
-) -> int | None:
-    if strategy.extended.workers == 1 or not tf.executing_eagerly():
-        return None
-    return agree_on_data(strategy, dataset, batches, rows)
 
 
 def split_batches(

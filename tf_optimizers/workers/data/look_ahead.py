@@ -59,9 +59,8 @@ class AheadIterator(DistributedIterator):
     def _is_endless(self) -> bool:
         return self._cardinality == tf.data.INFINITE_CARDINALITY
 
-    def set_length(self, batches: int, may_end: bool) -> None:
-        """Set the number of batches, and whether this worker's data may end."""
-        self._cardinality = batches
+    def set_may_end(self, may_end: bool) -> None:
+        """Set whether this worker's data may end."""
         self._enable_get_next_as_optional = may_end and not self._is_endless
 
     def get_next(self, name: str | None = None) -> Any:
@@ -200,8 +199,10 @@ class AheadIterator(DistributedIterator):
         self, notes: Sequence[tf.Tensor], known: tf.Tensor
     ) -> tf.Tensor:
         """Exchange notes on a batch; return the batch's summary."""
+        # Leave out the total of rows, if notes end with one.
+        notes = [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
         return self._strategy.extended.summarize_notes(
-            batch_digests.summarize, _without_total(notes), known
+            batch_digests.summarize, notes, known
         )
 
     def _in_round(
@@ -358,11 +359,6 @@ def _summarize_later(
 
     with tf.control_dependencies(effects):
         return tf.cond(is_end, wait, lambda: before)
-
-
-def _without_total(notes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return notes without the total of rows, if they end with one."""
-    return [tf.ensure_shape(note[:SIZE], [SIZE]) for note in notes]
 
 
 def _or_abort(function: Callable[[], None]) -> None:

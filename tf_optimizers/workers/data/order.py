@@ -156,13 +156,11 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Make the order of a dataset deterministic if workers share the dataset.
+    """Make the order of a dataset that workers share deterministic.
 
     With `options.deterministic=False`, parallel calls yield elements as soon as
     they are ready, in an order that may differ between workers.
     """
-    if not is_shared(dataset):
-        return dataset
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -174,11 +172,13 @@ def agree_on_data(
     """Raise if workers have different numbers of batches.
 
     If workers share the data, also raise if their shuffles have different
-    seeds. Then make the workers adopt common seeds.
+    seeds. Then make the workers adopt common seeds. With one worker, or without
+    eager execution, compare nothing.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        dataset: The dataset, or None if each worker makes its own data.
+        dataset: The dataset that workers share, or None if each worker makes
+            its own data.
         batches: This worker's number of batches, or TensorFlow's constant for
             an infinite or unknown number.
         rows: The number of rows of each batch on this worker; None if it
@@ -186,10 +186,11 @@ def agree_on_data(
 
     Returns:
         The number of rows of each batch on all workers together; None if it
-        varies or is unknown.
+        varies or is unknown, or if nothing was compared.
     """
-    is_same = is_shared(dataset)
-    seeds = seeds_of_shuffles(dataset) if is_same else []
+    if strategy.extended.workers == 1 or not tf.executing_eagerly():
+        return None
+    seeds = [] if dataset is None else seeds_of_shuffles(dataset)
     state = strategy.common_state
     received = gather_statements(
         strategy,
@@ -220,15 +221,13 @@ def agree_on_data(
             "`OFF`, respectively."
         )
     # Workers that do not share data may use different seeds.
-    if is_same:
+    if dataset is not None:
         adopt_seeds(proposals)
     return None if None in counts else sum(counts)
 
 
-def is_shared(dataset: Any) -> bool:
+def is_shared(dataset: tf.data.Dataset) -> bool:
     """Return whether workers share a dataset, and split each of its batches."""
-    if dataset is None:
-        return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_by_rows = policy in (_POLICIES.AUTO, _POLICIES.DATA)
     return is_by_rows and is_split(dataset.element_spec)
