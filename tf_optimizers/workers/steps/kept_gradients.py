@@ -25,7 +25,7 @@ _ELEMENTWISE = (
 
 
 def check_even_if_kept(
-    gradients: Sequence[Any], variables: Sequence[Any], share: Share
+    gradients: list[Any], variables: Sequence[Any], share: Share
 ) -> list[Any]:
     """Return gradients; if they are kept, check that the batch is split evenly.
 
@@ -38,7 +38,6 @@ def check_even_if_kept(
         variables: The variables of the gradients.
         share: The replica's share of the batch.
     """
-    gradients = list(gradients)
     if tf.executing_eagerly() or not _are_kept(gradients, variables):
         return gradients
     own, total = share.rows

@@ -78,22 +78,19 @@ def apply(
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     _build_for_all(optimizer, trainable_variables)
-    _check_same(optimizer, trainable_variables)
-    if replica.share is None or replica.is_applying:
-        with replica.set(is_applying=True):
-            return original(optimizer, grads, trainable_variables)
     variables = trainable_variables
     if variables is None:
         variables = built_variables(optimizer)
+    _check_same(optimizer, variables)
     grads = list(grads)
-    is_scaled = id(optimizer) in replica.scaled
-    if grads and len(variables) != len(grads):
-        raise ValueError(
-            "`apply` needs one gradient per variable. Received: "
-            f"{len(grads)} gradients and {len(variables)} variables. Pass None "
-            "for a variable without a gradient."
-        )
-    if grads:
+    if grads and replica.share is not None and not replica.is_applying:
+        if len(variables) != len(grads):
+            raise ValueError(
+                "`apply` needs one gradient per variable. Received: "
+                f"{len(grads)} gradients and {len(variables)} variables. Pass "
+                "None for a variable without a gradient."
+            )
+        is_scaled = id(optimizer) in replica.scaled
         grads = check_even_if_kept(grads, variables, replica.share)
         grads = [
             gradient
@@ -137,7 +134,7 @@ def _build_for_all(optimizer: Any, variables: Any) -> None:
     call_for_all(build)
 
 
-def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
+def _check_same(optimizer: Any, variables: Sequence[Any]) -> None:
     """Raise unless all workers have the same optimizer and weights.
 
     Only an optimizer's first step compares anything. Our own optimizers make
@@ -147,8 +144,6 @@ def _check_same(optimizer: Any, variables: Sequence[Any] | None) -> None:
     strategy = strategy_of_replica()
     if strategy is None or replica.is_applying or has_hooks(optimizer):
         return
-    if variables is None:
-        variables = built_variables(optimizer)
     replicas_of(strategy).check_same_optimizer(optimizer, variables)
 
 
