@@ -53,10 +53,7 @@ from tf_optimizers.workers.steps.common_state import CommonState, watch_state
 from tf_optimizers.workers.steps.metric_reads import MetricReader
 from tf_optimizers.workers.steps.model_steps import Steps
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.round_logs import (
-    Reduction,
-    reduce_in_first_steps,
-)
+from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.run_outputs import (
     ScalarsOfRun,
     gather_any,
@@ -167,7 +164,6 @@ class SparseMultiWorkerMirroredStrategy(
         adopt_optimizers_of_keras(is_ours, check_made_inside)
         build_from_specs(is_ours, report_failure)
         mark_steps(is_ours, with_rounds)
-        reduce_in_first_steps()
         watch_generators()
         watch_state()
         self.common_state = CommonState(self)

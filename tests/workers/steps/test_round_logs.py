@@ -37,9 +37,7 @@ def test_reduced_logs_live_as_long_as_the_function_that_reduces_them(ours):
     assert logs(1.0, ends=True) == 2.0
     # Without a round that ends, it repeats the last sum until that is too old.
     assert [logs(2.0) for _ in range(4)] == [2.0, 2.0, 2.0, 4.0]
-    new_epoch = round_logs.NewEpoch()
-    new_epoch.set_model(model)
-    new_epoch.on_epoch_begin(1)
+    round_logs.reduce_in_next_step(model)
     assert logs(3.0) == 6.0
 
 

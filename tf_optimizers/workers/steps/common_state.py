@@ -47,6 +47,7 @@ from tf_optimizers.workers.agreement.statements import (
 )
 from tf_optimizers.workers.steps.adapters import check_adapters
 from tf_optimizers.workers.steps.reached_variables import reached_variables
+from tf_optimizers.workers.steps.round_logs import reduce_in_next_step
 from tf_optimizers.workers.worker_replicas import is_ours
 from tf_optimizers.wrapped import has_common_weights, local_steppers
 
@@ -71,6 +72,10 @@ class AverageState(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Raise if `enable_lora` was called after an optimizer was built."""
         check_adapters(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Make the first step of an epoch reduce logs."""
+        reduce_in_next_step(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average state over replicas before other callbacks save the model."""

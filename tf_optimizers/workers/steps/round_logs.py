@@ -8,14 +8,12 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat import Logs
-from tf_optimizers._compat.hooks import insert_callback
 from tf_optimizers._compat.tensorflow_internals import (
     add_to_graphs,
     plain_variable,
 )
 from tf_optimizers.workers.collectives.later import GatherLater
-from tf_optimizers.wrapped import LocalRound, only_local_steppers
+from tf_optimizers.wrapped import LocalRound
 
 _NEVER = tf.int32.max  # The age before the first reduction of an epoch.
 
@@ -56,19 +54,10 @@ _kept: weakref.WeakKeyDictionary[keras.Model, weakref.WeakSet[_Kept]] = (
 )
 
 
-@functools.cache
-def reduce_in_first_steps() -> None:
-    """Permanently make Keras reduce logs in the first step of each epoch."""
-    insert_callback(NewEpoch, lambda model: bool(only_local_steppers(model)))
-
-
-class NewEpoch(keras.callbacks.Callback):
-    """Prevents steps from returning the previous epoch's logs."""
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Record that no step of the new epoch has reduced logs."""
-        for kept in _kept.get(self.model, ()):
-            kept.age.assign(_NEVER)
+def reduce_in_next_step(model: keras.Model) -> None:
+    """Prevent a model's steps from returning the previous epoch's logs."""
+    for kept in _kept.get(model, ()):
+        kept.age.assign(_NEVER)
 
 
 class Reduction:
