@@ -3,7 +3,6 @@
 This module also uses private names of Keras to change or replace a step.
 """
 
-import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_losses
 
 from tf_optimizers._compat.patches import hook
-from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.strategies import Attribute
 
 _STEPS = ("train_step", "test_step")
 
@@ -27,18 +26,15 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
     )
 
 
-@contextlib.contextmanager
-def summing_added_losses(model: Any, by: Callable) -> Iterator[None]:
-    """In this context, change how Keras sums each loss in `model.losses`.
+def sum_of_added_loss(model: Any, by: Callable) -> Attribute:
+    """Return the attribute for `replaced` that sums each of `model.losses`.
 
     Args:
         model: The model.
         by: Called with Keras's own function and a loss; returns the sum.
     """
     name = "_aggregate_additional_loss"
-    function = functools.partial(by, getattr(model, name))
-    with replaced([(model, name, function)]):
-        yield
+    return model, name, functools.partial(by, getattr(model, name))
 
 
 class ModelStep:

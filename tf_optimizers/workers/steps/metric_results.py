@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import has_means
+from tf_optimizers._compat.strategies import Attribute
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.workers.steps.replica_state import replica
 
@@ -38,10 +39,8 @@ class Result(NamedTuple):
     state: list[tf.Tensor]
 
 
-def noted_methods(
-    metric: keras.metrics.Metric,
-) -> list[tuple[keras.metrics.Metric, str, Callable]]:
-    """Return methods to set during a step: (metric, name, method).
+def noted_methods(metric: keras.metrics.Metric) -> list[Attribute]:
+    """Return methods of a metric for `replaced`, to set during a step.
 
     They are the `result` of a metric, and the `update_state` of the metric or,
     for Keras's group of compiled metrics, of each metric of the group.

@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
+from tf_optimizers._compat.strategies import replaced
 from tf_optimizers._compat.tensorflow_internals import convert
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import ModelStep, step_of
@@ -68,7 +69,7 @@ from tf_optimizers.workers.steps.share import (
     trace_with_rows,
     with_checked_rows,
 )
-from tf_optimizers.workers.steps.uneven_batches import weighting_losses
+from tf_optimizers.workers.steps.uneven_batches import weighted_losses
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -283,25 +284,20 @@ class Step:
     def noting_results(self) -> Iterator[None]:
         """In this context, record which tensors are results of metrics.
 
-        The step also weights its losses; see `weighting_losses`.
+        The step also weights its losses; see `weighted_losses`.
         """
         with self._undo:
             if self._model is not None:
-                self._undo.enter_context(
-                    weighting_losses(self._model, self._is_keras)
-                )
+                losses = weighted_losses(self._model, self._is_keras)
+                self._undo.enter_context(replaced(losses))
                 for metric in metrics_of(self._model):
                     self._note(metric)
             yield
 
     def _note(self, metric: keras.metrics.Metric) -> None:
         """Replace methods of a metric until the step ends."""
-        if "result" in vars(metric):
-            return
-        for owner, name, method in noted_methods(metric):
-            # Do not use `setattr`, which Keras overrides to track values.
-            self._undo.callback(vars(owner).pop, name)
-            vars(owner)[name] = method
+        if "result" not in vars(metric):
+            self._undo.enter_context(replaced(noted_methods(metric)))
 
     def arrays_of_rows(
         self, run: Callable[["Step", Any], Any], args: Any

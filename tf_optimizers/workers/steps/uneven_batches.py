@@ -24,20 +24,19 @@ a mean that Keras or TensorFlow computes is multiplied by the fraction instead
 of 1 / replicas.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.patches import NAMES, hook
-from tf_optimizers._compat.strategies import replaced
+from tf_optimizers._compat.strategies import Attribute
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers._compat.step_functions import (
     merge_mask,
-    summing_added_losses,
+    sum_of_added_loss,
 )
 from tf_optimizers.workers.steps import step_hooks
 from tf_optimizers.workers.steps.replica_state import replica
@@ -81,21 +80,21 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
     return original(loss) if replica.share is None else tf.reduce_sum(loss)
 
 
-@contextlib.contextmanager
-def weighting_losses(model: keras.Model, is_keras: bool) -> Iterator[None]:
-    """In this context, scale a model's losses to fit the replica's share.
+def weighted_losses(model: keras.Model, is_keras: bool) -> list[Attribute]:
+    """Return the attributes for `replaced` that scale a model's losses.
+
+    Losses are scaled to fit the replica's share.
 
     Args:
         model: The model.
         is_keras: Whether the step is Keras's own `train_step`.
     """
     scaling = step_hooks.scaling_loss(model.optimizer) if is_keras else []
-    with summing_added_losses(model, _sum_added_loss), replaced(scaling):
-        yield
+    return [sum_of_added_loss(model, _sum_added_loss), *scaling]
 
 
 def _sum_added_loss(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Sum a loss from `add_loss`; see `summing_added_losses`.
+    """Sum a loss from `add_loss`; see `sum_of_added_loss`.
 
     If the loss has an element for each row, divide the sum by the replica's
     share, since gradients are multiplied by the share later.
