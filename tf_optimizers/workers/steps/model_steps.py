@@ -210,7 +210,6 @@ class Step:
             updated=updated,
             vectors=vectors,
             note_metric=self._note,
-            is_keras=self._is_keras,
             is_training=self._kind == "train_step",
             weights=RestoredWeights(),
             scaled=set(),

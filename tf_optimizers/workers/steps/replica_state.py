@@ -8,7 +8,6 @@ replica runs in a separate thread, and has separate values.
     share         model_steps                  step_hooks, uneven_batches, share
     model         model_steps                  step_hooks
     rows          model_steps                  step_hooks, share
-    is_keras      model_steps                  uneven_batches
     is_training   model_steps                  step_hooks
     weights       model_steps                  step_hooks
     scaled        model_steps, step_hooks      step_hooks, uneven_batches
@@ -39,8 +38,7 @@ class _Replica(threading.local):
     share: Any = None  # The replica's `Share` of the batch.
     model: keras.Model | None = None  # The model that trains or is evaluated.
     rows: Any = None  # The replica's number of rows; an int if it is static.
-    is_keras: bool = False  # Whether the step is Keras's own `train_step`.
-    is_training: bool = False  # Whether the step is any `train_step`.
+    is_training: bool = False  # Whether the step is a `train_step`.
     weights: RestoredWeights | None = None  # The values assigned to weights.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
     waits: Any = None  # The variable of `waits_of_fit`.

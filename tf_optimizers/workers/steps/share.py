@@ -164,7 +164,14 @@ def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
 
     In a model's step, a replica without rows adds 0.
     """
-    _check_one_device()
+    if not may_wait():
+        raise RuntimeError(
+            "A loss that needs a sum over all replicas, such as the sum of a "
+            "mask, cannot run eagerly if workers have several devices. "
+            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
+            "`compile`, run the step in a `tf.function`, or use one device "
+            "per worker."
+        )
     if replica.share is not None:
         value = tf.where(replica.share.has_rows, value, 0.0)
     return replicas_of().sum(tf.stop_gradient(value))
@@ -179,18 +186,6 @@ def may_wait() -> bool:
     """
     devices = tf.distribute.get_strategy().extended.worker_devices
     return not tf.executing_eagerly() or len(devices) == 1
-
-
-def _check_one_device() -> None:
-    """Raise unless `may_wait`."""
-    if not may_wait():
-        raise RuntimeError(
-            "A loss that needs a sum over all replicas, such as the sum of a "
-            "mask, cannot run eagerly if workers have several devices. "
-            "Received: a step that runs eagerly. Pass `run_eagerly=False` to "
-            "`compile`, run the step in a `tf.function`, or use one device "
-            "per worker."
-        )
 
 
 _as_it_is = tf.autograph.experimental.do_not_convert

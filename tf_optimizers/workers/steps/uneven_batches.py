@@ -251,7 +251,7 @@ def _moments(
     if layer.synchronized:
         rows = tf.where(has_rows, tf.shape(inputs)[0], 0)
         given = (None if x is None else x[:rows] for x in (inputs, *args))
-        if replica.share is None or replica.is_keras:
+        if replica.share is None:
             return _synchronized(original, layer, *given)
         own, *others = given
         own = _with_gradient_times(replica.share.inverse, own)
@@ -297,7 +297,7 @@ def _with_gradient_times(factor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     receiver's share. But they must be multiplied by the sender's share. So
     `_moments` multiplies them by the sender's share, and divides them by the
     receiver's share. If `scale_loss` has multiplied the sender's loss by its
-    share, they are left as they are.
+    share, as in Keras's own step, they are left as they are.
     """
 
     def multiply(upstream: tf.Tensor) -> tf.Tensor:
