@@ -130,6 +130,25 @@ def test_uneven_batches_equal_one_process(ours, case):
     assert cases.error(start, expected.get_weights()) > 1e-2
 
 
+@pytest.fixture
+def in_float64():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+def test_shares_of_rows_are_exact_in_float64(ours, in_float64):
+    """In float32, a share such as 1/3 has an error of 1e-8."""
+    expected, _ = fit("sum")
+    with ours.scope():
+        actual, _ = fit("sum")
+    error = cases.error(actual.get_weights(), expected.get_weights())
+    assert error < 1e-13
+
+
 def test_replica_without_rows_keeps_its_statistics(ours):
     with ours.scope():
         model, logs = fit(model={"normalized": True})

@@ -229,7 +229,7 @@ class Step:
                 with_checked_rows(name, output, rows)
                 for name, output in zip(names, outputs, strict=True)
             ]
-        weight = share.weight_in_double
+        weight = share.weight
         as_returned = _rows_only if self._is_predicting else _scaled_for_mean
         for i in others:
             outputs[i] = as_returned(weight, outputs[i])

@@ -29,11 +29,11 @@ class Share:
         own: The number of rows of the replica; 0 if it has only padding.
         total: The number of rows of all replicas. For an empty batch, with a
             total of 0, all replicas have the same share.
-        variable: The replica's variable, float32 [2], for both numbers.
+        variable: The replica's variable, float64 [2], for both numbers.
     """
 
     def __init__(self, own: Any, total: Any, variable: tf.Variable) -> None:
-        own, total = tf.cast(own, tf.float32), tf.cast(total, tf.float32)
+        own, total = tf.cast(own, tf.float64), tf.cast(total, tf.float64)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._rows = tf.where(total > 0, [own, total], [1.0, replicas])
         self._graph = tf.compat.v1.get_default_graph()
@@ -42,7 +42,7 @@ class Share:
 
     @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The number of rows on the replica, and on all replicas, float32.
+        """The number of rows on the replica, and on all replicas, float64.
 
         For an empty batch, these are 1 and the number of replicas.
         """
@@ -61,12 +61,6 @@ class Share:
         return own / total
 
     @property
-    def weight_in_double(self) -> tf.Tensor:
-        """The share in float64, for means of integers."""
-        own, total = (tf.cast(rows, tf.float64) for rows in self.rows)
-        return own / total
-
-    @property
     def inverse(self) -> tf.Tensor:
         """The inverse of `weight`, or 0 if the replica has no rows."""
         own, total = self.rows
@@ -76,7 +70,8 @@ class Share:
 def make_row_variables(devices: int) -> list[tf.Variable]:
     """Create a variable for the `Share` of each local replica."""
     with tf.init_scope(), tf.device("CPU:0"):
-        return [plain_variable([0.0, 0.0]) for _ in range(devices)]
+        zeros = tf.zeros([2], tf.float64)
+        return [plain_variable(zeros) for _ in range(devices)]
 
 
 def share_of(

@@ -284,7 +284,8 @@ def _weight_of_numbers(values: Any, weight: Any) -> Any:
         weight = tf.ones(keras.ops.shape(values)[:1])
     elif _is_number_of_rows(weight) or is_of_rows(weight):
         return weight
-    return tf.cast(weight, tf.float32) * replica.share.weight
+    share = tf.cast(replica.share.weight, tf.float32)
+    return tf.cast(weight, tf.float32) * share
 
 
 def _is_number_of_rows(weight: Any) -> bool:

@@ -185,9 +185,8 @@ def _reduce(
     fraction = _fraction(tf.reduce_sum(tf.cast(divisors, tf.float32)))
     # Outside of a model's step, undo Keras's division by the number of
     # replicas.
-    return loss * _cast(
-        fraction * (share.inverse if share else replicas_of().count), loss
-    )
+    factor = _cast(share.inverse if share else replicas_of().count, fraction)
+    return loss * _cast(fraction * factor, loss)
 
 
 def _weight_of_number(
