@@ -21,11 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_optimizers._compat.tensorflow_internals import (
-    convert,
-    effects_of,
-    in_xla,
-)
+from tf_optimizers._compat.tensorflow_internals import effects_of, in_xla
 from tf_optimizers.workers._compat import coordination
 from tf_optimizers.workers.collectives.all_reduce import (
     SparseCollectiveAllReduce,
@@ -155,15 +151,14 @@ def after_its_arguments(fn: Callable) -> Callable:
 
     At the end of data of unknown length, no arguments arrive. Then a step must
     run none of its operations, not even those that need no batch, such as
-    weight decay.
+    weight decay. AutoGraph must have converted `fn` already.
     """
-    converted = convert(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
         arguments = [leaf for leaf in leaves if tf.is_symbolic_tensor(leaf)]
         with tf.control_dependencies(arguments):
-            return converted(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     return tf.autograph.experimental.do_not_convert(call)
 

@@ -293,11 +293,6 @@ def summarize_own(
     return tf.concat([[note[0] * replicas, note[SIZE]], before[2:]], 0)
 
 
-def may_continue(known: tf.Tensor) -> tf.Tensor:
-    """Return whether a batch may follow the batch that `known` summarizes."""
-    return (known[0] > 0) & (known[2] == Verdict.SAME)
-
-
 def start(last: tf.Variable | None) -> Sequence[int]:
     """Return the summary with which an iterator starts.
 

@@ -27,17 +27,14 @@ def is_split(spec: Any) -> bool:
     """Return whether batches of a given type can be split by rows."""
     leaves = tf.nest.flatten(spec)
     return any(_has_rows(leaf) for leaf in leaves) and all(
-        isinstance(leaf, _SPLIT | tf.OptionalSpec) or _is_none(leaf)
+        isinstance(leaf, _SPLIT | tf.OptionalSpec)
+        or leaf == tf.type_spec_from_value(None)
         for leaf in leaves
     )
 
 
 def _has_rows(spec: Any) -> bool:
     return isinstance(spec, _SPLIT) and spec.shape.rank != 0
-
-
-def _is_none(spec: Any) -> bool:
-    return spec == tf.type_spec_from_value(None)
 
 
 def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:

@@ -158,11 +158,8 @@ class AheadIterator(DistributedIterator):
             # that ends the iteration would cancel the exchange, and a later
             # exchange would receive its messages.
             with tf.device("CPU:0"):
-                later = tf.cond(
-                    batch_digests.may_continue(known),
-                    summary_of_next,
-                    lambda: known,
-                )
+                may_continue = (known[0] > 0) & (known[2] == Verdict.SAME)
+                later = tf.cond(may_continue, summary_of_next, lambda: known)
                 tf.raw_ops.AssignVariableOp(resource=self.known, value=later)
 
         background = self._strategy.extended.background

@@ -255,12 +255,10 @@ def _output_gradients(target: Any, sources: Any) -> list[tf.Tensor] | None:
         return None
     if not any(each.shape.rank for each in targets):
         return None
-    return [*map(_factors, targets)]
-
-
-def _factors(target: tf.Tensor) -> tf.Tensor:
-    """Return the factors for the elements of a target; see `gradient`."""
-    return tf.cast(factor_of_sum(target), target.dtype) * tf.ones_like(target)
+    return [
+        tf.cast(factor_of_sum(each), each.dtype) * tf.ones_like(each)
+        for each in targets
+    ]
 
 
 def update_mean(
