@@ -62,7 +62,7 @@ def note_next(
         they are wrapped in an `Ending`.
     """
     # Each mapped function costs time: once to be traced, then for each iterator
-    # and each step. So there are only three of them.
+    # and each step. So there are only two of them.
     spec: Any = None
 
     @_as_it_is
@@ -82,10 +82,6 @@ def note_next(
         return _box(blank(spec)), tf.constant(False), tf.constant(end)
 
     @_as_it_is
-    def end_with(_: tf.Tensor) -> Any:
-        return nothing()
-
-    @_as_it_is
     def unbox_first(state: Any, last: Any) -> Any:
         full, (box, has_rows, here), *others = state
         # Keep the last part that has rows, from which padding is made.
@@ -99,9 +95,9 @@ def note_next(
         notes = Ending(notes) if may_lack else notes
         return (full, *others, last), (_unbox(first, spec), notes)
 
-    ends = tf.data.Dataset.range(1).repeat(None if is_endless else replicas)
+    ends = tf.data.Dataset.from_tensors(nothing())
     return (
-        boxed.concatenate(ends.map(end_with))
+        boxed.concatenate(ends.repeat(None if is_endless else replicas))
         .scan((nothing()[0], *[nothing()] * replicas), unbox_first)
         .skip(replicas)
     )
