@@ -136,7 +136,7 @@ def test_table_of_replicas_names_the_users_of_fields():
         field: {*setting.split(", "), *reading.split(", ")}
         for field, setting, reading in table[1:]
     }
-    used = {field: set() for field in vars(type(replica_state.replica))}
+    used = {field: set() for field in dir(replica_state.replica)}
     for path in folder.rglob("*.py"):
         text = path.read_text()
         fields = re.findall(r"\breplica\.(\w+)", text)

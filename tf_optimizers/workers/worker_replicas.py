@@ -159,7 +159,7 @@ class WorkerReplicas(ReplicaGroup):
     def on_later_channel(self) -> contextlib.AbstractContextManager:
         """Return a context whose exchanges use the channel of `later`."""
         extended = self._strategy.extended
-        return extended.current.set(extended.later["entries"].channel)
+        return extended.current.set(channel=extended.later["entries"].channel)
 
     def agree(
         self, subject: str, statement: Any, hint: str | None = None

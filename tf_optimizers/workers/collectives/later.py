@@ -12,10 +12,8 @@ after another, in this order.
 """
 
 import collections
-import contextlib
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +24,7 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.workers.collectives.bits import from_numbers, to_numbers
 from tf_optimizers.workers.collectives.runs import BackgroundCall, close
+from tf_optimizers.workers.collectives.thread_state import ThreadState
 
 # The capacity of a queue. A queue never fills up, since a call has ended before
 # a step starts the call again.
@@ -226,19 +225,10 @@ class GatherLater:
                 return tf.identity(arrived)
 
 
-class Current(threading.local):
+class Current(ThreadState):
     """The channel on which the current thread exchanges values.
 
     None stands for the strategy's main channel.
     """
 
     channel: Any = None
-
-    @contextlib.contextmanager
-    def set(self, channel: Any) -> Iterator[None]:
-        """Make the code in this context exchange values on a channel."""
-        before, self.channel = self.channel, channel
-        try:
-            yield
-        finally:
-            self.channel = before

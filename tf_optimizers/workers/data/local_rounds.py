@@ -15,7 +15,6 @@ then, every step exchanges notes and logs, too.
 """
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from tf_optimizers._compat.tensorflow_internals import plain_variable
+from tf_optimizers.workers.collectives.thread_state import ThreadState
 from tf_optimizers.wrapped import (
     LocalRound,
     current_round,
@@ -30,7 +30,7 @@ from tf_optimizers.wrapped import (
 )
 
 
-class _Training(threading.local):
+class _Training(ThreadState):
     """Describes the train function that runs in the current thread."""
 
     optimizers: Sequence[Any] = ()  # The optimizers that take local steps.
@@ -57,12 +57,8 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
 
     @functools.wraps(function)
     def train(iterator: Any) -> Any:
-        before = _training.optimizers, _training.waits
-        _training.optimizers, _training.waits = optimizers, waits
-        try:
+        with _training.set(optimizers=optimizers, waits=waits):
             return function(iterator)
-        finally:
-            _training.optimizers, _training.waits = before
 
     return train
 

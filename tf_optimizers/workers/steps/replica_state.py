@@ -22,17 +22,16 @@ replica runs in a separate thread, and has separate values.
     loop          share                        uneven_batches
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from tf_optimizers.workers.collectives.thread_state import ThreadState
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
 
 
-class _Replica(threading.local):
+class _Replica(ThreadState):
     """The state of a replica. The defaults mean that no step is running."""
 
     share: Any = None  # The replica's `Share` of the batch.
@@ -54,16 +53,6 @@ class _Replica(threading.local):
     # Whether an `on_read` variable is being assigned outside of a model's step.
     is_assigning: bool = False
     loop: Any = None  # The `Loop` of a function that is not a model's step.
-
-    @contextlib.contextmanager
-    def set(self, **values: Any) -> Iterator[None]:
-        """Set attributes in a context, and restore them afterwards."""
-        before = {name: getattr(self, name) for name in values}
-        self.__dict__.update(values)
-        try:
-            yield
-        finally:
-            self.__dict__.update(before)
 
 
 replica = _Replica()
