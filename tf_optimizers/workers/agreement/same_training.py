@@ -69,7 +69,7 @@ def check_same_optimizer(
         # In a round of local steps, weights differ intentionally.
         if all(getattr(each, "is_synchronized", True) for each in optimizers):
             weights = {
-                f"weight {i}": _digests_of(strategy, variable)
+                f"weight {i}": digests_of(strategy, variable)
                 for i, variable in enumerate(variables)
             }
     shapes = {
@@ -89,7 +89,7 @@ def check_same_optimizer(
     )
 
 
-def _digests_of(strategy: Any, variable: Any) -> list[str]:
+def digests_of(strategy: Any, variable: Any) -> list[str]:
     """Return the digests of a variable's values on this worker's replicas.
 
     The list is empty for a variable that the first step creates, since the
@@ -187,7 +187,7 @@ def statement_of(
 ) -> dict[str, Any]:
     """Return a model's learning rates, step counts and digests of weights."""
     return _rates_of(model) | {
-        f"weight {i}": _digests_of(strategy, weight)
+        f"weight {i}": digests_of(strategy, weight)
         for i, weight in enumerate(weights)
     }
 

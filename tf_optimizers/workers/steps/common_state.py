@@ -34,9 +34,9 @@ from tf_optimizers._compat.keras_internals import (
     states_of,
 )
 from tf_optimizers._compat.strategies import maker_of
-from tf_optimizers.codes.digests import digests
 from tf_optimizers.replicas import local_copies, replicas_of
 from tf_optimizers.workers.agreement.same_training import (
+    digests_of,
     hint_of_code,
     hint_of_steps,
 )
@@ -458,10 +458,7 @@ def _differing(
         RuntimeError: If only some workers call this function, or if they pass
             different numbers of variables.
     """
-    own = [
-        digests(copy.numpy() for copy in local_copies(strategy, variable))
-        for variable in variables
-    ]
+    own = [digests_of(strategy, variable) for variable in variables]
     received = gather_statements(strategy, subject, own, _HINT)
     counts = [{"variables that steps assign": len(each)} for each in received]
     check_equal(subject, counts)

@@ -13,7 +13,10 @@ import tensorflow as tf
 
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.workers.data.look_ahead import after
-from tf_optimizers.workers.steps.metric_variables import source_of
+from tf_optimizers.workers.steps.metric_variables import (
+    operations_behind,
+    source_of,
+)
 from tf_optimizers.workers.steps.share import Share
 
 # Elementwise ops that a step may apply to kept gradients, for example to divide
@@ -76,17 +79,12 @@ def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
     compute the gradient from it. `weights` are the ids of the handles of
     variables to ignore.
     """
-    waiting, seen = [gradient], {gradient.op}
-    while waiting:
-        tensor = waiting.pop()
+    for op in operations_behind(gradient, _ELEMENTWISE.__contains__):
+        tensor, *_ = op.outputs
         handle = source_of(tensor)
         is_like = handle is not None and tensor.shape == gradient.shape
         if is_like and id(handle) not in weights and _is_assigned(handle):
             return True
-        if tensor.op.type in _ELEMENTWISE:
-            new = [each for each in tensor.op.inputs if each.op not in seen]
-            seen |= {each.op for each in new}
-            waiting += new
     return False
 
 

@@ -13,7 +13,7 @@ rows.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -171,7 +171,7 @@ def _read_by(
     """
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
-    for op in _operations_behind(output):
+    for op in operations_behind(output):
         if op.type == "ReadVariableOp" and id(op.inputs[0]) in sources:
             return sources[id(op.inputs[0])]
     return None
@@ -183,22 +183,28 @@ def depends_on_rows(tensor: tf.Tensor) -> bool:
     Constants, and values read from variables, do not count as inputs.
     """
     return any(
-        not op.inputs and op.type != "Const"
-        for op in _operations_behind(tensor)
+        not op.inputs and op.type != "Const" for op in operations_behind(tensor)
     )
 
 
-def _operations_behind(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+def operations_behind(
+    tensor: tf.Tensor,
+    is_entered: Callable[[str], bool] = lambda kind: kind != "ReadVariableOp",
+) -> Iterator[tf.Operation]:
     """Yield the operations that a tensor depends on.
 
-    The search ends at operations that read variables.
+    Args:
+        tensor: The tensor.
+        is_entered: Called with the type of an operation; returns whether to
+            search its inputs, too. By default, the search ends at operations
+            that read variables.
     """
     waiting: list[tf.Operation] = [tensor.op]
     seen = {tensor.op}
     while waiting:
         op = waiting.pop()
         yield op
-        if op.type != "ReadVariableOp":
+        if is_entered(op.type):
             new = {each.op for each in op.inputs} - seen
             seen |= new
             waiting += new
