@@ -57,6 +57,7 @@ class Wrapper(Optimizer):
         **kwargs: Keyword arguments of that constructor.
     """
 
+    learning_rate = _of_inner("learning_rate")
     weight_decay, clipnorm = _of_inner("weight_decay"), _of_inner("clipnorm")
     clipvalue = _of_inner("clipvalue")
     global_clipnorm = _of_inner("global_clipnorm")
@@ -64,15 +65,6 @@ class Wrapper(Optimizer):
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(0.0, *args, **kwargs)
         self.inner_optimizer = inner_optimizer
-
-    @property
-    def learning_rate(self) -> Any:
-        """The inner optimizer's `learning_rate`."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner_optimizer.learning_rate = value
 
     def exclude_from_weight_decay(
         self,
