@@ -243,9 +243,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         )
         self.overlap = check_boolean("overlap", overlap)
         self.step_ahead = check_fraction("step_ahead", step_ahead)
-        sparse_loco_checks.check_rounds(
-            self.sync_every, self.use_ema, self.overlap, self.step_ahead
-        )
+        sparse_loco_checks.check_rounds(self)
         watch_models()
 
     @classmethod
@@ -412,23 +410,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         if self.built:
             return
         self._adopt(variables)
-        self._check_strategy(variables)
+        sparse_loco_checks.check_strategy(self, variables)
         if is_adopted(self):
-            self._check_overlap()
+            sparse_loco_checks.check_can_overlap(self)
         super().build(variables)
-
-    def _check_overlap(self) -> None:
-        """Raise if the strategy cannot overlap.
-
-        Without a strategy, only steps need this check, because a model may be
-        loaded to predict.
-        """
-        sparse_loco_checks.check_can_overlap(self.overlap, strategy_of(self))
-
-    def _check_strategy(self, variables: Sequence[Any]) -> None:
-        sparse_loco_checks.check_strategy(
-            self.inner_optimizer, strategy_of(self), variables, self._refused
-        )
 
     def _add_state(self, variables: Sequence[Any]) -> None:
         inner, masters = self.inner_optimizer, self._masters
@@ -440,7 +425,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         self._steps.build(strategy_of(self))
         # Repeat these calls, because a callable in `MultiOptimizer` may have
         # chosen optimizers during `build`.
-        self._check_strategy(variables)
+        sparse_loco_checks.check_strategy(self, variables)
         self._exclude(weights)
         with self._steps.variable_scope():
             for variable in variables:
@@ -451,13 +436,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
                 self._rounds = Rounds(self, variables, weights)
                 group = replicas_of(strategy_of(self))
                 if self.overlap and group.exchanges_later:
-                    self._overlapped = OverlappedExchange(
-                        self._rounds,
-                        self._compressor,
-                        self.outer_learning_rate,
-                        self._weights,
-                        self._accumulate_residual,
-                    )
+                    self._overlapped = OverlappedExchange(self, self._rounds)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -481,7 +460,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             self._exchange_step(step, variables, weights)
             return
         every = self._weights(rounds.variables)
-        rounds.begin(every, variables, compressor.unsent_updates)
+        rounds.begin(every, variables)
         step()
         store_weights(variables, weights)
         due = rounds.due(variables, rounds.count())
@@ -523,7 +502,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             stepped: The variables of the step that ends the round; empty if
                 `synchronize` ends the round early.
         """
-        self._check_overlap()
+        sparse_loco_checks.check_can_overlap(self)
         compressor = self._compressor
         compressor.allocate(compressor.compressed)
         is_known = compressor.rows.indices is not None

@@ -10,7 +10,7 @@ thread                           exchange, update the common weights
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,27 +27,14 @@ class OverlappedExchange:
     """Exchanges a round's entries in a thread while the next round runs.
 
     Args:
-        rounds: The optimizer's rounds. The optimizer has `overlap=True`.
-        compressor: The optimizer's compressor.
-        outer_learning_rate: Multiplies the sums of entries.
-        weights: Returns this replica's full-precision weights for the
-            given variables.
-        accumulate: Called as `accumulate(index, moved, weight, None)`. Adds the
-            change of a weight in a round to the weight's residual.
+        optimizer: The `SparseLoCo`, with `overlap=True`.
+        rounds: The optimizer's rounds.
     """
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        compressor: Compressor,
-        outer_learning_rate: float,
-        weights: Callable[[Sequence[tf.Variable]], list[tf.Variable]],
-        accumulate: Callable[[int, tf.Tensor, tf.Variable, None], None],
-    ) -> None:
-        self._rounds, self._compressor = rounds, compressor
-        self._rate = outer_learning_rate
-        self._weights, self._accumulate = weights, accumulate
-        group = replicas_of(compressor.strategy)
+    def __init__(self, optimizer: Any, rounds: Rounds) -> None:
+        self._optimizer, self._rounds = optimizer, rounds
+        self._compressor: Compressor = optimizer._compressor
+        group = replicas_of(self._compressor.strategy)
         self._call = group.later(self._exchange)
         self._choices: list[Choice] = []
 
@@ -108,15 +95,15 @@ class OverlappedExchange:
         """Add the changes of weights to residuals, and begin the next round."""
         rounds, compressor = self._rounds, self._compressor
         variables, indices = rounds.chosen(choice), rounds.indices(choice)
-        weights = self._weights(variables)
+        weights = self._optimizer._weights(variables)
         moved = rounds.moved(weights, choice)
         chosen, _ = compressor.places(indices)
         totals = compressor.sum_on_worker([moved[i] for i in chosen])
         for i, total in zip(chosen, totals, strict=True):
-            self._accumulate(indices[i], total, weights[i], None)
-        rounds.begin_from_own_weights(
-            weights, choice, moved, compressor.unsent_updates
-        )
+            self._optimizer._accumulate_residual(
+                indices[i], total, weights[i], None
+            )
+        rounds.begin_from_own_weights(weights, choice, moved)
         store_weights(variables, weights)
         rounds.constrain(stepped, choice)
 
@@ -164,5 +151,7 @@ class OverlappedExchange:
         for i, total in zip([*chosen, *others], sums, strict=True):
             weight = commons[i]
             with tf.device(weight.device):
-                rate = tf.constant(self._rate, weight.dtype)
+                rate = tf.constant(
+                    self._optimizer.outer_learning_rate, weight.dtype
+                )
                 subtract(weight, total, rate, replicas)

@@ -69,6 +69,7 @@ class Rounds:
         self.steps = optimizer.sync_every
         self._overlaps = optimizer.overlap
         self._step_ahead = optimizer.step_ahead
+        self._unsent_updates = optimizer._compressor.unsent_updates
         self._taken = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int64", name="local_steps"
         )
@@ -115,10 +116,7 @@ class Rounds:
         return [backend_variable(variable) for variable, _ in self._starts]
 
     def begin(
-        self,
-        weights: Sequence[tf.Variable],
-        stepped: Sequence[tf.Variable],
-        unsent_updates: Callable[[int], tf.Tensor | None],
+        self, weights: Sequence[tf.Variable], stepped: Sequence[tf.Variable]
     ) -> None:
         """Begin a round if all replicas have equal weights; record the step.
 
@@ -130,8 +128,6 @@ class Rounds:
         Args:
             weights: This replica's weights of all variables.
             stepped: The variables that this step updates.
-            unsent_updates: Returns this worker's unsent updates of the variable
-                at an index, or None if the variable is sent whole.
         """
 
         def keep() -> None:
@@ -140,7 +136,7 @@ class Rounds:
             ):
                 own_component(common).assign(weight)
                 if self._step_ahead and _is_in(stepped, variable):
-                    unsent = unsent_updates(index)
+                    unsent = self._unsent_updates(index)
                     if unsent is not None:
                         weight.assign_sub(self._step_ahead * unsent)
                 if base is not common:
@@ -251,7 +247,6 @@ class Rounds:
         weights: Sequence[tf.Variable],
         choice: Choice,
         moved: Sequence[tf.Tensor],
-        unsent_updates: Callable[[int], tf.Tensor | None],
     ) -> None:
         """Begin a round from this replica's own weights.
 
@@ -262,11 +257,11 @@ class Rounds:
             weights: This replica's weights of chosen variables.
             choice: The chosen variables.
             moved: The result of `moved`, before this call.
-            unsent_updates: See `begin`.
         """
+        unsent = map(self._unsent_updates, self.indices(choice))
         ahead = [
-            distance if (unsent := unsent_updates(index)) is None else unsent
-            for index, distance in zip(self.indices(choice), moved, strict=True)
+            distance if updates is None else updates
+            for updates, distance in zip(unsent, moved, strict=True)
         ]
         for weight, common, base, distance in zip(
             weights, *self.kept(choice), ahead, strict=True

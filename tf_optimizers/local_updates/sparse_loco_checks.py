@@ -76,23 +76,18 @@ def _check_wrapped(inner: Any, refused: tuple[type, ...]) -> None:
             )
 
 
-def check_strategy(
-    optimizer: Any,
-    strategy: tf.distribute.Strategy,
-    variables: Sequence[Any],
-    refused: tuple[type, ...],
-) -> None:
-    """Raise if an inner optimizer cannot run under a strategy.
+def check_strategy(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Raise if an inner optimizer cannot run under the optimizer's strategy.
 
     Call this before the inner optimizer is built, and again afterwards: a
     callable in `MultiOptimizer` may choose optimizers during `build`.
     """
-    count = 0
+    strategy, count = strategy_of(optimizer), 0
     if variables:
         first = backend_variable(variables[0])
         count = len(strategy.experimental_local_results(first))
-    for inner in wrapped_optimizers(optimizer):
-        _check_wrapped(inner, refused)
+    for inner in wrapped_optimizers(optimizer.inner_optimizer):
+        _check_wrapped(inner, optimizer._refused)
         name, found = type(inner).__name__, strategy_of(inner)
         if found is not strategy:
             raise ValueError(
@@ -127,11 +122,10 @@ def check_excluded(variables: Sequence[Any]) -> None:
             )
 
 
-def check_rounds(
-    sync_every: int, use_ema: bool, overlap: bool, step_ahead: float
-) -> None:
+def check_rounds(optimizer: Any) -> None:
     """Raise unless `use_ema`, `overlap` and `step_ahead` fit `sync_every`."""
-    if sync_every > 1 and use_ema:
+    sync_every, overlap = optimizer.sync_every, optimizer.overlap
+    if sync_every > 1 and optimizer.use_ema:
         raise ValueError(
             "`use_ema` needs the same weights on all replicas in every step. "
             f"Received: use_ema=True, sync_every={sync_every}. Leave "
@@ -143,19 +137,24 @@ def check_rounds(
             "overlap=True, sync_every=1. Pass a larger `sync_every`, such as "
             "8, or leave `overlap` out."
         )
-    if step_ahead and (sync_every == 1 or overlap):
+    if optimizer.step_ahead and (sync_every == 1 or overlap):
         raise ValueError(
             "`step_ahead` needs a `sync_every` of at least 2, and no "
-            f"`overlap`. Received: step_ahead={step_ahead}, "
+            f"`overlap`. Received: step_ahead={optimizer.step_ahead}, "
             f"sync_every={sync_every}, overlap={overlap}. Leave `step_ahead` "
             "out, or pass a `sync_every` of at least 2, such as 8, without "
             "`overlap`."
         )
 
 
-def check_can_overlap(overlap: bool, strategy: tf.distribute.Strategy) -> None:
-    """Raise if `overlap` is set, but the strategy does not support it."""
-    if overlap and not replicas_of(strategy).exchanges_later:
+def check_can_overlap(optimizer: Any) -> None:
+    """Raise if `overlap` is set, but the strategy does not support it.
+
+    Without a strategy, only steps need this check, because a model may be
+    loaded to predict.
+    """
+    strategy = strategy_of(optimizer)
+    if optimizer.overlap and not replicas_of(strategy).exchanges_later:
         raise ValueError(
             "`overlap` needs a `tfo.SparseMultiWorkerMirroredStrategy`. "
             f"Received: overlap=True, under {type(strategy).__name__}. Create "
