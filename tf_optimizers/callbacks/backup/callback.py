@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import sys
 import warnings
 from collections import Counter, defaultdict
 from typing import Any
@@ -37,7 +36,6 @@ from tf_optimizers.checks import check_boolean
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import build_optimizers
 
-_UNKNOWN = sys.maxsize
 # For each folder, how many calls to `fit` in this process have ended and
 # deleted their backups. A restarted script that makes the same calls gets the
 # same numbers.
@@ -206,7 +204,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         state = State(model)
         self._group = replicas_of(model.distribute_strategy)
-        self._is_first = self._group.worker == 0
         path = os.path.realpath(self.backup_dir)
         name = self.name or f"fit {_ENDED[path] + 1}"
         ignored = _REPORTED[path] if self.name is None else ()
@@ -247,7 +244,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Back up every `save_freq` batches, or if the run must stop here."""
         # Keras counts an epoch's last execution as full, even if it is shorter.
-        seen = min(batch + 1, self._steps)
+        seen = min(batch + 1, self._steps or batch + 1)
         is_new = seen > self._batch  # Otherwise, the batch was skipped.
         if is_new:
             self._unsaved += seen - self._batch
@@ -319,7 +316,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 if not self.model.stop_training:
                     check_batches(self._batch - skip.remaining, self._batch)
                 return False
-        if self.model.stop_training and self._batch < self._steps < _UNKNOWN:
+        if self.model.stop_training and self._batch < (self._steps or 0):
             self.model.reset_metrics()  # Validation may have changed them.
         else:
             self._epoch, self._batch = epoch + 1, 0
@@ -352,11 +349,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         raise SystemExit(EXIT_CODE)
 
     def _restore(self, content: dict[str, Any]) -> None:
-        params = self.params or {}  # A custom training loop sets no `params`.
-        for batches in gather(self._group, params.get("steps")):
+        for batches in gather(self._group, self._steps):
             if batches is not None:
                 check_batches(batches, content["batch"])
-        if content["batch"] < self._steps:
+        if content["batch"] < (self._steps or math.inf):
             steps = self.model.steps_per_execution
             check_executions(steps, content["batch"])
         self._archive.restore(content, "lasting")
@@ -366,9 +362,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._warn(change)
         start_at_epoch(self.model, content["epoch"])
         undo_before_training(self.model, self._forget_start)
-        epochs = params.get("epochs", math.inf)
-        steps = None if self._steps == _UNKNOWN else self._steps
-        for message in warnings_of_lengths(content, epochs, steps):
+        epochs = (self.params or {}).get("epochs", math.inf)
+        for message in warnings_of_lengths(content, epochs, self._steps):
             self._warn(message)
         # A backup from after the end of this `fit` belongs to a longer run. In
         # this case, `fit` takes no step, and does not delete the backup.
@@ -391,20 +386,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         start_at_epoch(self.model, None)
 
     def _warn(self, message: str) -> None:
-        if self._is_first:
+        if self._group.worker == 0:
             warnings.warn(message, stacklevel=4)
 
     @property
-    def _steps(self) -> int:
-        """The number of batches in an epoch, or `_UNKNOWN`, a large number."""
-        steps = (self.params or {}).get("steps")
-        return _UNKNOWN if steps is None else steps
+    def _steps(self) -> int | None:
+        """The number of batches in an epoch, or None if it is unknown."""
+        # A custom training loop sets no `params`.
+        return (self.params or {}).get("steps")
 
     def _save(self) -> None:
         position = {
             "epoch": self._epoch,
             "batch": self._batch,
-            "steps": None if self._steps == _UNKNOWN else self._steps,
+            "steps": self._steps,
             "rates": self._rates.given,
         }
         self._archive.save(position)
