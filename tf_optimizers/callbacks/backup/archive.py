@@ -33,7 +33,8 @@ class Archive:
     """Saves and restores the backups of one run.
 
     Each save deletes old backups, so that at most `backups` of them are left.
-    All workers must call the same methods in the same order.
+    All workers must call the same methods in the same order. If the folder may
+    have backups of this run, call `newest` before `save`.
 
     Attributes:
         replaced: The numbers of the damaged backups that `newest` skipped to
@@ -50,7 +51,7 @@ class Archive:
         self._whole: list[int] = []
         self.replaced: list[int] = []
         # The numbers of backups that `newest` found, or `save` wrote.
-        self._known: set[int] | None = None
+        self._known: set[int] = set()
         self._group = group
         self._local_replicas = group.count // group.workers
 
@@ -85,7 +86,7 @@ class Archive:
         received = self._together(
             lambda: [
                 self._folder.next_generation(),
-                self._has_other_writer(),
+                not self._known.issuperset(self._folder.generations()),
                 global_seed(),
             ]
         )
@@ -114,8 +115,7 @@ class Archive:
         kept = [generation, *self._whole][: self._backups]
         self._together(lambda: self._commit(generation, content, kept))
         self._whole = kept
-        if self._known is not None:
-            self._known.add(generation)
+        self._known.add(generation)
 
     def newest(self) -> dict[str, Any] | None:
         """Return the description of the run's newest intact backup.
@@ -222,13 +222,6 @@ class Archive:
                 f"{str(self._folder.path)!r} before you start the run again.",
                 stacklevel=3,
             )
-
-    def _has_other_writer(self) -> bool:
-        """Return whether another process has added backups to this run."""
-        known = self._known
-        return known is not None and not known.issuperset(
-            self._folder.generations()
-        )
 
     def _own(
         self, values: Values, identical: set[str]
