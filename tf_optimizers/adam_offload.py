@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_optimizers._compat.hooks import check_swaps, choose_xla
 from tf_optimizers._compat.keras_internals import (
     accumulator,
     average,
@@ -17,7 +18,6 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers.base.components import components, value_of
 from tf_optimizers.base.exclusions import check_exclusions, check_weight_decay
 from tf_optimizers.base.precision import refreshed
-from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import (
     check_boolean,
     check_built,
@@ -39,8 +39,9 @@ from tf_optimizers.offload.host_optimizer import (
     HostOptimizer,
     Summary,
     bytes_by_device,
+    check_averages,
 )
-from tf_optimizers.offload.swaps import check_swaps_early
+from tf_optimizers.wrapped import cannot_use_xla
 
 
 class AdamHyperparameters(NamedTuple):
@@ -150,9 +151,9 @@ class AdamOffload(HostOptimizer):
         exclusions = check_exclusions(exclude_from_weight_decay, kwargs)
         weight_decay = check_weight_decay(weight_decay)
         super().__init__(learning_rate, weight_decay=weight_decay, **kwargs)
-        keep_out_of_xla()
+        choose_xla(cannot_use_xla)
         if self.use_ema:
-            check_swaps_early()
+            check_swaps(check_averages)
         self._exclusions = exclusions
         self.beta_1 = check_decay_rate("beta_1", beta_1)
         self.beta_2 = check_decay_rate("beta_2", beta_2)

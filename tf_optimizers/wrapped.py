@@ -52,6 +52,13 @@ def every_optimizer(model: keras.Model) -> list[Any]:
     return distinct(itertools.chain(*found))
 
 
+def cannot_use_xla(model: keras.Model) -> bool:
+    """Return whether an optimizer of a model has `_supports_jit = False`."""
+    return not all(
+        getattr(each, "_supports_jit", True) for each in every_optimizer(model)
+    )
+
+
 def is_wrapper(optimizer: Any) -> bool:
     """Return whether an optimizer wraps other optimizers."""
     return bool(_wrapped_by(optimizer))

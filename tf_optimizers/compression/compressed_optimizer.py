@@ -6,15 +6,16 @@ from typing import Any
 import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
+from tf_optimizers._compat.hooks import choose_xla
 from tf_optimizers._compat.keras_internals import strategy_of, variable_index
 from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.base.xla import keep_out_of_xla
 from tf_optimizers.checks import Fixed
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
 from tf_optimizers.compression.traffic import traffic_summary
+from tf_optimizers.wrapped import cannot_use_xla
 
 
 class CompressedOptimizer(Optimizer):
@@ -58,7 +59,7 @@ class CompressedOptimizer(Optimizer):
             name, schedule, min_compress_size, value_dtype, sends_rows
         )
         super().__init__(learning_rate, **kwargs)
-        keep_out_of_xla()
+        choose_xla(cannot_use_xla)
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
         self.rampup_step = schedule.rampup_step

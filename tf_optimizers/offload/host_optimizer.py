@@ -37,6 +37,7 @@ from tf_optimizers.offload.host import (
     variables_on_host,
 )
 from tf_optimizers.replicas import replicas_of
+from tf_optimizers.wrapped import every_optimizer
 
 # A variable with at least this many elements is large. If the large variables
 # are not on the host, at most `_AT_ONCE` are updated at the same time. So the
@@ -238,6 +239,16 @@ def _store(variable: tf.Variable, change: tf.Tensor) -> None:
         variable.assign(change)
     else:
         variable.assign_sub(change)
+
+
+def check_averages(model: keras.Model) -> None:
+    """Raise if `SwapEMAWeights` cannot swap the averages of an optimizer.
+
+    Optimizers that are not built yet are not checked.
+    """
+    for each in every_optimizer(model):
+        if isinstance(each, HostOptimizer) and each.built and each.use_ema:
+            each._placement.shown(each, each._averages)
 
 
 Summary = dict[str, dict[str, dict[str, int]]]
