@@ -98,12 +98,12 @@ def import_libraries() -> bool:
     try:
         for name in LIBRARIES:
             importlib.import_module(name)
-        backend = sys.modules["keras"].backend.backend()
-    except Exception:  # For example, a library is not installed.
+    # For example, a library is not installed, or Keras has loaded another
+    # backend. The command can still choose TensorFlow, but only in a new
+    # process.
+    except Exception:
         return False
-    # If Keras has loaded another backend, the command can still choose
-    # TensorFlow, but only in a new process.
-    return backend == "tensorflow"
+    return True
 
 
 def wait_for_turn() -> None:
