@@ -70,36 +70,27 @@ def problem_of_standby(options: argparse.Namespace) -> str | None:
 
 
 def use_environment(options: argparse.Namespace) -> None:
-    """Replace the cluster and GPU options with `place` and `gpus`.
+    """Replace the cluster and GPU options with those of `Job`.
 
-    `place` is the launcher's place in a cluster, or None. `gpus` contains, for
-    each worker, the environment variables that select its GPUs. If the number
-    of workers, the host or the port is omitted, it gets its default.
+    If the number of workers, the host or the port is omitted, it gets its
+    default.
 
     Raises:
         ValueError: If the environment does not fit the options.
     """
     options.workers = options.workers or 1
     options.host = options.host or LOOPBACK
-    options.port = options.port or PORT
+    port = vars(options).pop("port") or PORT
     kind, machines = vars(options).pop("cluster"), vars(options).pop("machines")
     options.place = kind and find_place(kind, os.environ, machines)
+    options.addresses, local, count = [], 0, 1
     if options.place:  # Raise before any worker starts.
-        addresses = options.place.addresses(options.workers, options.port)
-        options.place.check_ports(addresses)
-    # Several launchers may share this machine.
-    local, count = (
-        (options.place.local_index, options.place.local_count)
-        if options.place
-        else (0, 1)
-    )
-    options.gpus = divide_gpus(
-        options.workers,
-        vars(options).pop("gpus_per_worker"),
-        os.environ,
-        local,
-        count,
-    )
+        options.addresses = options.place.addresses(options.workers, port)
+        options.place.check_ports(options.addresses)
+        # Several launchers may share this machine.
+        local, count = options.place.local_index, options.place.local_count
+    each = vars(options).pop("gpus_per_worker")
+    options.gpus = divide_gpus(options.workers, each, os.environ, local, count)
 
 
 def problem_of_command(command: list[str]) -> str | None:

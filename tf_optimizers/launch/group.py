@@ -112,7 +112,8 @@ class Job(NamedTuple):
 
     The command is a script or `-m module`, followed by arguments. `gpus`
     contains, for each worker, the environment variables that select its GPUs.
-    `place` is the launcher's place in a cluster, or None.
+    `place` is the launcher's place in a cluster, or None. `addresses` contains
+    the host:port of every worker of the cluster, or nothing without a cluster.
     `tf_optimizers.launch` documents the other fields, which are command line
     options.
     """
@@ -121,7 +122,7 @@ class Job(NamedTuple):
     workers: int
     gpus: Sequence[dict[str, str]]
     place: Place | None
-    port: int
+    addresses: Sequence[str]
     devices_per_worker: int
     host: str
     grace_period: float | None
@@ -138,10 +139,9 @@ class Job(NamedTuple):
         stands_by: bool,
     ) -> list[Worker]:
         """Start the workers. Closing `stack` ends them."""
-        if self.place is None:
-            addresses = reserve_addresses(self.host, self.workers, stack)
-        else:
-            addresses = self.place.addresses(self.workers, self.port)
+        addresses = self.addresses or reserve_addresses(
+            self.host, self.workers, stack
+        )
         first = self.place.rank * self.workers if self.place else 0
         counted = {RESTART: str(attempt)} if self.max_restarts else {}
         group = []
@@ -168,8 +168,7 @@ def launch(job: Job) -> int:
         Guard() as guard,
     ):
         if job.place:
-            addresses = job.place.addresses(job.workers, job.port)
-            output.say(job.place.describe(addresses))
+            output.say(job.place.describe(job.addresses))
         start = partial(job.start, guard, output)
 
         def attempt(number: int) -> Failure | None:
