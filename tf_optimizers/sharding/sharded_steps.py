@@ -202,9 +202,12 @@ class ShardedSteps:
         is_global = self._optimizer.global_clipnorm
         limit = is_global or self._optimizer.clipnorm
         groups = [0 if is_global else each.gradient for each in owned]
-        norms = tf.sqrt(
-            _total_squares([each.total for each in owned], groups, count)
-        )
+        # In float32, the squares of norms above 2e19 would be infinite, but
+        # `norm` returns float64.
+        squares = [tf.zeros([], tf.float64)] * count
+        for group, each in zip(groups, owned, strict=True):
+            squares[group] += tf.square(norm(each.total))
+        norms = tf.sqrt(self._group.sum(tf.stack(squares)))
         factors = clip_factor(norms, limit)
         clipped = []
         for group, each in zip(groups, owned, strict=True):
@@ -301,27 +304,6 @@ class ShardedSteps:
         for piece in weights:
             if not piece.is_whole:
                 self._copies[piece].free()
-
-
-def _total_squares(
-    values: Sequence[tf.Tensor], groups: Sequence[int], count: int
-) -> tf.Tensor:
-    """Return sums of squares over all replicas, float64 [count].
-
-    Args:
-        values: This replica's values.
-        groups: The group of each value, in [0, count).
-        count: The number of groups.
-    """
-    # In float32, the squares of norms above 2e19 would be infinite, but `norm`
-    # returns float64.
-    squares = [tf.square(norm(value)) for value in values]
-    by_group: list[list[tf.Tensor]] = [[] for _ in range(count)]
-    for group, square in zip(groups, squares, strict=True):
-        by_group[group].append(square)
-    zero = tf.zeros([], tf.float64)
-    own = tf.stack([tf.add_n([zero, *group]) for group in by_group])
-    return replicas_of().sum(own)
 
 
 def _reject_change(*args: Any, **kwargs: Any) -> None:
