@@ -18,13 +18,7 @@ from tf_optimizers._compat.keras_internals import (
 )
 from tf_optimizers._compat.shown_averages import InnerAverages
 from tf_optimizers._compat.strategies import replaced, unconstrained
-from tf_optimizers._compat.tensorflow_internals import switch_across_replicas
-from tf_optimizers.base.components import (
-    Accumulators,
-    OnReplicas,
-    backend_variable,
-    own_component,
-)
+from tf_optimizers.base.components import own_component
 from tf_optimizers.base.exclusions import ENTRY
 from tf_optimizers.base.gradients import densify
 from tf_optimizers.base.inner import (
@@ -241,28 +235,17 @@ class ShardedState(Wrapper):
             with replaced([unscaled, *unconstrained(variables)]):
                 inner.apply(gradients, variables)
             return
-        backends = [backend_variable(variable) for variable in variables]
-        indices = [variable_index(self, variable) for variable in variables]
-        gradients = densify(gradients, backends)
-
-        def update(gradients: list[tf.Tensor]) -> None:
-            self._steps.update(gradients, indices)
-
         count = tf.identity(micro_steps(inner))
-        if inner.gradient_accumulation_steps:
-            sums = Accumulators(inner, backends, OnReplicas())
-
-            def update_by_means(gradients: list[tf.Tensor]) -> None:
-                update(sums.means(gradients))
-                sums.clear()
-
-            switch_across_replicas(
-                sums.is_full, [sums.add, update_by_means], gradients
-            )
-        else:
-            update(gradients)
+        super()._accumulate(densify(gradients, variables), variables)
         # Count the step on every replica, even if the replica owns no variable.
         own_component(raw_iterations(inner)).assign(count + 1)
+
+    def _update(
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> None:
+        """Update each weight at its owner."""
+        indices = [variable_index(self, variable) for variable in variables]
+        self._steps.update(gradients, indices)
 
     def memory_summary(self) -> dict[str, Any]:
         """Return how many bytes of the state each replica stores.
@@ -284,7 +267,7 @@ class ShardedState(Wrapper):
         owned = loads_of(slots, strategy_of(self).num_replicas_in_sync)
         return {"owned": owned, "shared": whole - sum(owned), "whole": whole}
 
-    def _saved_as(self) -> Any:
+    def _state_owner(self) -> Any:
         return self.inner_optimizer
 
     def get_config(self) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def with_hooks(cls: type) -> type:
     - `_accumulate(gradients, variables)`, called after Keras has unscaled the
       gradients;
     - `_ema`, the `Averages` of the optimizer;
-    - `_saved_as()`, which returns the optimizer to save: `self`, or an
-      optimizer that is saved instead;
+    - `_state_owner()`, which returns the optimizer whose state is saved: `self`
+      or a wrapped optimizer;
     - `_variables_name`, the name of the list of variables in checkpoints;
     - `_check_name(name)`, which raises if the optimizer must not read the entry
       `name` of a checkpoint.
@@ -79,8 +79,8 @@ def _children(
 ) -> dict[str, Any]:
     # TensorFlow calls this method for the names of attributes in checkpoints,
     # and has no public way to change them.
-    if self._saved_as() is not self:
-        return self._saved_as()._trackable_children(save_type, **kwargs)
+    if self._state_owner() is not self:
+        return self._state_owner()._trackable_children(save_type, **kwargs)
     children = keras.optimizers.Optimizer._trackable_children(
         self, save_type, **kwargs
     )
@@ -94,8 +94,8 @@ def _dependency(
 ) -> Any:
     # TensorFlow passes `cached_dependencies` only to restore a checkpoint, and
     # looks up all names before it restores any value.
-    if cached_dependencies and self._saved_as() is not self:
-        return self._saved_as()._lookup_dependency(name, cached_dependencies)
+    if cached_dependencies and self._state_owner() is not self:
+        return self._state_owner()._lookup_dependency(name, cached_dependencies)
     if cached_dependencies:
         self._check_name(name)
     return keras.optimizers.Optimizer._lookup_dependency(

@@ -248,18 +248,16 @@ class Optimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Add gradients to the accumulators, or update the variables."""
         variables = [backend_variable(variable) for variable in variables]
-        if not self.gradient_accumulation_steps:
+        if not self._state_owner().gradient_accumulation_steps:
             self._update(gradients, variables)
             return
-        accumulators = Accumulators(self, variables, self._placement)
+        sums = Accumulators(self._state_owner(), variables, self._placement)
 
         def update(gradients: list[tf.Tensor]) -> None:
-            self._update(accumulators.means(gradients), variables)
-            accumulators.clear()
+            self._update(sums.means(gradients), variables)
+            sums.clear()
 
-        switch_across_replicas(
-            accumulators.is_full, [accumulators.add, update], gradients
-        )
+        switch_across_replicas(sums.is_full, [sums.add, update], gradients)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -306,8 +304,8 @@ class Optimizer(keras.optimizers.Optimizer):
     # Call this after you assign to `_full_precision(variable)`.
     _store_weight = staticmethod(store_weight)
 
-    def _saved_as(self) -> Any:
-        """Return the optimizer whose state is saved; by default, this one."""
+    def _state_owner(self) -> Any:
+        """Return the optimizer that has the state; by default, this one."""
         # This is a method, because an attribute would make Keras track the
         # variables of that optimizer.
         return self
