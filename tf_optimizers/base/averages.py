@@ -21,25 +21,22 @@ from tf_optimizers.base.components import (
     local_component,
     value_of,
 )
-from tf_optimizers.base.precision import MasterWeights
 
 
 class Averages:
     """The moving averages of an optimizer's weights, in full precision.
 
+    Master weights are averaged in place of half-precision variables.
+
     Args:
-        optimizer: The optimizer that updates the weights.
-        masters: The optimizer's master weights, which are averaged in place of
-            half-precision variables.
-        placement: `OnReplicas` or `OnHost`, where the averages are.
+        optimizer: The optimizer that updates the weights. It must have its
+            master weights already.
     """
 
-    def __init__(
-        self, optimizer: Any, masters: MasterWeights, placement: Any
-    ) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._masters = masters
-        self._placement = placement
+        self._masters = optimizer._masters
+        self._placement = optimizer._placement
         # The keys of the variables that had gradients when `apply` was last
         # called in eager mode or traced.
         self._stepped: frozenset[str] = frozenset()

@@ -117,7 +117,7 @@ class Optimizer(keras.optimizers.Optimizer):
             agree_on_overflow(strategy_of(self))
         super().build(variables)
         self._masters = MasterWeights(self, variables)
-        self._ema: Any = Averages(self, self._masters, self._placement)
+        self._ema: Any = Averages(self)
         self._excluded = excluded
 
     def add_variable(
