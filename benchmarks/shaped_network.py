@@ -29,6 +29,8 @@ import tqdm
 from exchange import OURS, STOCK, make_step
 
 import tf_optimizers as tfo
+from tf_optimizers.compression import exchanges
+from tf_optimizers.compression.exchanges import LEAST_SAVING
 
 # Depth and width of a stack of square layers without biases.
 MODELS = {"4 M": (2, 1414), "20 M": (2, 3162)}
@@ -85,13 +87,12 @@ def momentum(dtype: str | None) -> Callable:
     return lambda: Momentum(dtype)
 
 
-def dgc(exchange: str | None = None, **kwargs: Any) -> Callable:
-    """Return a factory of DGCMomentum with a kind of exchange."""
+def dgc(by_shards: bool = False, **kwargs: Any) -> Callable:
+    """Return a factory of DGCMomentum, which may always sum by shards."""
 
     def make() -> tfo.DGCMomentum:
-        optimizer = tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
-        optimizer._compressor.exchange_kind = exchange
-        return optimizer
+        exchanges.LEAST_SAVING = 0 if by_shards else LEAST_SAVING
+        return tfo.DGCMomentum(RATE, momentum=MOMENTUM, **kwargs)
 
     return make
 
@@ -130,9 +131,9 @@ STAGES = {
     for sparsity in (0.75, 0.9375, 0.984375, 0.996, 0.999)
 }
 MANY_HOSTS = {
-    f"DGC, {dtype} values{suffix}": ("ours", dgc(kind, value_dtype=dtype))
+    f"DGC, {dtype} values{suffix}": ("ours", dgc(by_shards, value_dtype=dtype))
     for dtype in ("float32", "float16", "int4")
-    for kind, suffix in ((None, ""), ("sharded", ", reduce-scatter"))
+    for by_shards, suffix in ((False, ""), (True, ", reduce-scatter"))
 }
 ADAMW = {
     "AdamW, dense": ("stock", adamw),

@@ -19,7 +19,7 @@ import tables
 import tasks
 import traffic
 
-from tf_optimizers.compression.exchanges import choose_exchange
+from tf_optimizers.compression.sharded_exchange import ShardedExchange
 from tf_optimizers.compression.wire import Wire
 
 
@@ -169,7 +169,7 @@ def test_message_time_is_that_of_another_worker():
 def test_traffic_of_shards_equals_the_optimizer_s(workers, dtype):
     n, k = 100_000_000, 100_000
     wire = Wire(workers, dtype, is_packed=True)
-    exchange = choose_exchange(wire, [n], [k], "sharded")
+    exchange = ShardedExchange(wire, [n], [k])
     said = (workers - 1) * exchange.peer_bytes
     found = traffic.reduce_scatter(dtype).traffic(n, k / n, workers)
     assert found.bytes == pytest.approx(said, rel=0.05)

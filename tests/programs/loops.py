@@ -199,9 +199,9 @@ SCALES = {
     "1 and 1e-4": "[1.0, 1e-4] * 3",
     "1e-8 to 1e8": "[1e8, 1e-8, 1.0, 1e-4, 1e4, 1e-6]",
 }
-EXCHANGE = """from tf_optimizers.compression.compressor import Compressor
+EXCHANGE = """from tf_optimizers.compression import exchanges
 
-Compressor.exchange_kind = "{kind}"
+exchanges.LEAST_SAVING = {saving}
 """
 _CONSERVING = {
     "DGC": (
@@ -224,7 +224,8 @@ _CONSERVING["SparseLoCo ahead"] = _CONSERVING["SparseLoCo"].replace(
 
 def exchange_text(program):
     kind = program["exchange"]
-    return "" if kind == "any" else EXCHANGE.format(kind=kind)
+    saving = "0" if kind == "sharded" else 'float("inf")'
+    return "" if kind == "any" else EXCHANGE.format(saving=saving)
 
 
 def conservation_text(program):

@@ -29,7 +29,8 @@ from quick_graphs import (
 )
 
 import tf_optimizers as tfo
-from tf_optimizers.compression.compressor import Compressor
+from tf_optimizers.compression import exchanges
+from tf_optimizers.compression.exchanges import LEAST_SAVING
 
 EMBEDDING = keras.layers.Embedding
 # Seconds between two looks for the next program.
@@ -84,7 +85,7 @@ def reset_process():
     gc.freeze()
     # This also resets the dtype policy of layers.
     keras.config.set_floatx("float32")
-    Compressor.exchange_kind = None
+    exchanges.LEAST_SAVING = LEAST_SAVING  # Scripts may replace it.
     random.seed()
     np.random.seed()
     tf.random.set_seed(None)

@@ -66,9 +66,6 @@ class Compressor:
             rows. If not, the optimizer makes them dense. Defaults to `True`.
     """
 
-    # Tests and benchmarks set "gathered" or "sharded" to choose the exchange.
-    exchange_kind: str | None = None
-
     def __init__(
         self,
         name: str,
@@ -413,7 +410,7 @@ class Compressor:
         """Return the cheaper exchange for the entries of some residuals."""
         sizes = [residual.size for residual in residuals]
         counts = [sent_count(size, sparsity) for size in sizes]
-        return choose_exchange(self.wire, sizes, counts, self.exchange_kind)
+        return choose_exchange(self.wire, sizes, counts)
 
     def sum_on_worker(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the sums of gradients over replicas that share a residual."""
