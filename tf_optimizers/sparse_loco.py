@@ -299,19 +299,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:])
 
-    def exclude_from_weight_decay(
-        self,
-        var_list: Sequence[Any] | None = None,
-        var_names: Sequence[str] | None = None,
-    ) -> None:
-        """Exclude variables from the weight decay of the inner optimizer.
-
-        `var_list` must not contain half-precision variables: pass their names
-        in `var_names`.
-        """
-        sparse_loco_checks.check_excluded(var_list or ())
-        super().exclude_from_weight_decay(var_list, var_names)
-
     @property
     def is_synchronized(self) -> bool:
         """Whether all replicas have the same weights now."""

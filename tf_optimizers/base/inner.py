@@ -50,6 +50,10 @@ def _of_inner(name: str) -> property:
 class Wrapper(Optimizer):
     """Wraps an inner optimizer; shares its learning rate, decay and clipping.
 
+    `build` passes the exclusions from weight decay to the inner optimizer. The
+    config of this optimizer saves them, because the config of a Keras optimizer
+    does not.
+
     Args:
         inner_optimizer: The wrapped optimizer.
         *args: Arguments that follow the learning rate in the constructor of the
@@ -65,20 +69,6 @@ class Wrapper(Optimizer):
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(0.0, *args, **kwargs)
         self.inner_optimizer = inner_optimizer
-
-    def exclude_from_weight_decay(
-        self,
-        var_list: Sequence[Any] | None = None,
-        var_names: Sequence[str] | None = None,
-    ) -> None:
-        """Exclude variables from the weight decay of the inner optimizer."""
-        if isinstance(self.inner_optimizer, Optimizer):
-            self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
-        else:
-            # The config of a Keras optimizer does not save exclusions, so this
-            # optimizer's config must. `build` passes the exclusions to the
-            # inner optimizer.
-            super().exclude_from_weight_decay(var_list, var_names)
 
     def _exclude(self, weights: Sequence[Any]) -> None:
         """Exclude variables from the inner optimizer's weight decay.

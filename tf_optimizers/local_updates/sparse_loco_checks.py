@@ -6,10 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_optimizers._compat.keras_internals import path_of, strategy_of
+from tf_optimizers._compat.keras_internals import strategy_of
 from tf_optimizers.base.components import backend_variable
 from tf_optimizers.base.inner import check_new, check_wrapped
-from tf_optimizers.base.precision import is_half
 from tf_optimizers.checks import check_unsupported
 from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
@@ -103,22 +102,6 @@ def check_strategy(optimizer: Any, variables: Sequence[Any]) -> None:
                 "`tfo.SparseMultiWorkerMirroredStrategy` with one process per "
                 "device: pass the number of devices as `--workers` to `python "
                 "-m tf_optimizers.launch`."
-            )
-
-
-def check_excluded(variables: Sequence[Any]) -> None:
-    """Raise if a variable to exclude from weight decay has a master weight.
-
-    The inner optimizer decays the master weight, so the exclusion would have no
-    effect.
-    """
-    for variable in variables:
-        if is_half(variable.dtype):
-            raise ValueError(
-                "`var_list` must not contain float16 or bfloat16 variables, "
-                "since weight decay applies to their float32 copies. Received: "
-                f"{path_of(variable)}. Pass a pattern for its name in "
-                "`var_names`, which excludes all variables with such names."
             )
 
 
