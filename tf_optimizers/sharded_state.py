@@ -188,6 +188,7 @@ class ShardedState(Wrapper):
             # Keras may call `build` while a step is traced.
             with tf.init_scope():
                 self._distribute(strategy, variables)
+        self._exclude(variables)
         # Skip `Optimizer.build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
         # Set this last, or Keras would create averages here.

@@ -120,7 +120,8 @@ class Exclusions:
         found = Exclusions(
             self.patterns,
             tuple(map(_in_name, check_patterns("var_names", names) or ())),
-        ).with_variables(optimizer, variables)
+            {variable_key(optimizer, v): _description(v) for v in variables},
+        )
         # Accept the same exclusions again: a step in `strategy.run` may make
         # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
@@ -137,13 +138,6 @@ class Exclusions:
                 f"new optimizer{instead if has_argument else ''}."
             )
         return found
-
-    def with_variables(
-        self, optimizer: Any, variables: Sequence[Any]
-    ) -> "Exclusions":
-        """Return these exclusions and the given variables."""
-        added = {variable_key(optimizer, v): _description(v) for v in variables}
-        return dataclasses.replace(self, variables={**self.variables, **added})
 
     def as_patterns(self) -> list[str] | None:
         """Return all patterns, including the patterns made from `var_names`."""

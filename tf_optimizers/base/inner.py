@@ -74,8 +74,9 @@ class Wrapper(Optimizer):
         """Exclude variables from the inner optimizer's weight decay.
 
         `weights` are the variables that the inner optimizer updates. Call this
-        method before the inner optimizer is built. If a `MultiOptimizer` may
-        create optimizers in `build`, call this method again afterwards.
+        method before the inner optimizer is built, as Keras's optimizers need,
+        and again afterwards, as ours do. Also, a `MultiOptimizer` may create
+        optimizers in `build`.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         if chosen:
@@ -112,15 +113,13 @@ class Wrapper(Optimizer):
 
 
 def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
-    """Exclude variables from an optimizer's weight decay, even if it is built.
+    """Exclude variables from an optimizer's weight decay.
 
-    Variables that the optimizer does not update are ignored.
+    Variables that the optimizer does not update are ignored. An optimizer of
+    this package that is not built yet is not changed.
     """
     if not isinstance(inner, Optimizer):
         exclude_from_weight_decay(inner, variables)
-        return
-    if not inner.built:
-        inner._exclusions = inner._exclusions.with_variables(inner, variables)
         return
     keys = {variable_key(inner, variable) for variable in variables}
     chosen = {
