@@ -26,7 +26,9 @@ def adopt(optimizer: Any, variables: Sequence[Any]) -> None:
     variables. Afterwards, it behaves as if it had been created in that
     strategy's scope. An optimizer that already has a strategy is not changed.
     """
-    strategy = _strategy_of(variables)
+    strategy = tf.distribute.get_strategy()
+    if not tf.distribute.has_strategy():
+        strategy = maker_of(variables) or strategy
     if strategy is _default_strategy() or is_adopted(optimizer):
         return
     # Keras has no setter. The change is safe, since an optimizer does not use
@@ -147,14 +149,6 @@ def maker_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
     if isinstance(value, tf.distribute.DistributedValues):
         return value.distribute_strategy
     return None
-
-
-def _strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy:
-    """Return the current strategy or, without one, the variables' strategy."""
-    current = tf.distribute.get_strategy()
-    if tf.distribute.has_strategy():
-        return current
-    return maker_of(variables) or current
 
 
 def _default_strategy() -> tf.distribute.Strategy:
