@@ -125,7 +125,7 @@ class ShardedState(Wrapper):
         # inner optimizer must not divide them again.
         self.loss_scale_factor = inner_optimizer.loss_scale_factor
         self._slots: Slots | None = None  # None with one replica.
-        self._averages, self._ema = None, InnerAverages(inner_optimizer)
+        self._ema = InnerAverages(inner_optimizer)
 
     @staticmethod
     def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -58,7 +58,7 @@ def _overwrite(self: Any, variables: Sequence[Any]) -> None:
 
 def _averages(self: Any) -> list[Any]:
     # `SwapEMAWeights` reads this property, even before the first update.
-    return self._ema.shown(self._averages)
+    return self._ema.shown()
 
 
 def _set_averages(self: Any, averages: list[Any]) -> None:

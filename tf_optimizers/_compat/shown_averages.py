@@ -10,18 +10,6 @@ from tf_optimizers._compat.keras_internals import strategy_of
 _AVERAGES = "_model_variables_moving_average"
 
 
-def averages_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer's moving averages (`use_ema`) of its variables.
-
-    The average is None for a variable that gradients overwrite (a float8
-    scale).
-    """
-    # Optimizers of this package store their averages in `_averages`, and may
-    # return other averages from Keras's attribute.
-    own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
-    return getattr(optimizer, own)
-
-
 def show_averages(optimizer: Any, inner: Any) -> None:
     """Make an inner optimizer return the averages of its outer `optimizer`.
 
@@ -56,7 +44,7 @@ class InnerAverages:
     def note(self, gradients: Any, variables: Any) -> None:
         """Do nothing, since the inner optimizer updates the averages."""
 
-    def shown(self, averages: Any) -> Any:
+    def shown(self) -> Any:
         """Return the inner optimizer's averages."""
         return getattr(self._inner, _AVERAGES)
 
@@ -69,7 +57,10 @@ class WholeAverages:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._averages = averages_of(optimizer)
+        # Optimizers of this package store their averages in `_averages`, and
+        # may return other averages from Keras's attribute.
+        own = "_averages" if hasattr(optimizer, "_averages") else _AVERAGES
+        self._averages = getattr(optimizer, own)
         self._strategy = strategy_of(optimizer)
         # Do not use `setattr`: Keras would track the value.
         object.__setattr__(optimizer, _AVERAGES, self)

@@ -87,13 +87,13 @@ class Averages:
         with strategy_of(self._optimizer).scope():
             self._placement.once("first average", start)
 
-    def shown(self, averages: list[Any]) -> list[Any]:
+    def shown(self) -> list[Any]:
         """Return the averages in the form that Keras's callbacks expect.
 
         If there has been no update yet, first set the averages to the weights.
         """
         self.start()
-        return self._placement.shown(self._optimizer, averages)
+        return self._placement.shown(self._optimizer)
 
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Overwrite averaged variables with their averages, after training.

@@ -52,9 +52,9 @@ class OnReplicas:
 
     update_each = staticmethod(update_each)
 
-    def shown(self, optimizer: Any, averages: list[Any]) -> list[Any]:
+    def shown(self, optimizer: Any) -> list[Any]:
         """Return moving averages in the form that Keras's callbacks expect."""
-        return averages
+        return optimizer._averages
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Return a context for computations on the state."""

@@ -71,7 +71,7 @@ class OnHost:
             for variable, *values in zip(variables, *args, strict=True):
                 function(variable, *values)
 
-    def shown(self, optimizer: Any, averages: Any) -> Any:
+    def shown(self, optimizer: Any) -> Any:
         """Return moving averages for Keras's callbacks.
 
         Raises:
@@ -79,7 +79,7 @@ class OnHost:
                 callbacks need an average on every replica. Sharded averages are
                 accepted.
         """
-        is_sharded = not isinstance(averages, list)
+        is_sharded = not isinstance(optimizer._averages, list)
         if optimizer.use_ema and is_adopted(optimizer) and not is_sharded:
             name = type(optimizer).__name__
             raise ValueError(
@@ -89,7 +89,7 @@ class OnHost:
                 f"`ema_overwrite_frequency`, or `ShardedState({name}(...))` "
                 "with several replicas."
             )
-        return averages
+        return optimizer._averages
 
     def once(self, key: str, function: Callable) -> Any:
         """Call `function` once for all replicas of this worker.

@@ -248,7 +248,7 @@ def check_averages(model: keras.Model) -> None:
     """
     for each in every_optimizer(model):
         if isinstance(each, HostOptimizer) and each.built and each.use_ema:
-            each._placement.shown(each, each._averages)
+            each._placement.shown(each)
 
 
 Summary = dict[str, dict[str, dict[str, int]]]
