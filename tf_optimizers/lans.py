@@ -16,6 +16,7 @@ from tf_optimizers.kernels import (
     scaling,
     update_moments,
 )
+from tf_optimizers.lamb import lamb
 from tf_optimizers.layerwise.layerwise_optimizer import LayerwiseOptimizer
 from tf_optimizers.layerwise.layerwise_step import (
     Corrections,
@@ -153,7 +154,7 @@ class LANS(LayerwiseOptimizer):
         return lans_step
 
     def _direction(self) -> Callable:
-        return _along_momentum
+        return lamb  # Direction a needs no g~.
 
 
 def lans_step(
@@ -221,19 +222,7 @@ def lans(
     `gradient` is g~. `corrections` are the factors that turn m and v into m^
     and v^.
     """
-    # The root of v^ is a product of two roots, because v^ can overflow.
-    root = tf.sqrt(v) * corrections.root_of_v
-    inverse = 1.0 / (root + scalar(hyperparameters.epsilon, root))
-    decay = scalar(hyperparameters.weight_decay, weight) * weight
-    return [m * corrections.m * inverse + decay, gradient * inverse + decay]
-
-
-def _along_momentum(
-    hyperparameters: LayerwiseHyperparameters,
-    weight: tf.Tensor,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    corrections: Corrections,
-) -> tf.Tensor:
-    """Return direction a of the formula in `LANS`; this needs no g~."""
-    return lans(hyperparameters, weight, m, m, v, corrections)[0]
+    a = lamb(hyperparameters, weight, m, v, corrections)
+    # In direction c, g~ replaces m^, and its bias needs no correction.
+    corrections = corrections._replace(m=1.0)
+    return [a, lamb(hyperparameters, weight, gradient, v, corrections)]
