@@ -165,7 +165,11 @@ class ReplicaGroup:
                 reduced tensor. Defaults to the sum.
             dtype: The dtype that values are cast to first. Defaults to no cast.
         """
-        strategy, reduce = self._strategy, reduce or self._reducing("SUM")
+        strategy = self._strategy
+        # The strategy's own `reduce` may expect the result of a step.
+        reduce = reduce or functools.partial(
+            tf.distribute.Strategy.reduce, strategy, "SUM", axis=None
+        )
         local = [local_copies(strategy, value) for value in values]
         groups: dict[tf.DType, list[int]] = {}
         for i, (first, *_) in enumerate(local):
@@ -189,13 +193,6 @@ class ReplicaGroup:
             reduced |= zip(group, parts, strict=True)
         return [reduced[i] for i in range(len(values))]
 
-    def _reducing(self, reduce_op: str) -> Callable[[Any], Any]:
-        """Return a function that calls TensorFlow's own `reduce`."""
-        op = tf.distribute.ReduceOp(reduce_op)
-        return lambda value: tf.distribute.Strategy.reduce(
-            self._strategy, op, value, axis=None
-        )
-
     def average(self, variables: Sequence[Any]) -> None:
         """Set variables to their means over all replicas, in one exchange.
 
@@ -204,11 +201,10 @@ class ReplicaGroup:
         if self.count == 1 or not variables:
             return
         # In float64, the mean of equal float32 values is exactly that value.
-        mean_of = self._reducing("MEAN")
-        means = self.reduce_together(variables, mean_of, tf.float64)
-        for variable, mean in zip(variables, means, strict=True):
+        sums = self.reduce_together(variables, dtype=tf.float64)
+        for variable, total in zip(variables, sums, strict=True):
             for component in local_copies(self._strategy, variable):
-                component.assign(tf.cast(mean, variable.dtype))
+                component.assign(tf.cast(total / self.count, variable.dtype))
 
     def later(self, function: Callable[[tf.Tensor], object]) -> Any:
         """Return an object that runs a function in a thread while steps run.
