@@ -24,19 +24,28 @@ USAGE = (
 LOOPBACK = "127.0.0.1"
 
 
-def problem_of_options(options: argparse.Namespace) -> str | None:
-    """Return the reason why these options cannot be used here, or None."""
+def check_options(options: argparse.Namespace) -> None:
+    """Raise a ValueError if these options cannot be used here."""
     if os.name != "posix":
-        return f"the launcher needs Linux or macOS. Received: {sys.platform}."
+        raise ValueError(
+            f"the launcher needs Linux or macOS. Received: {sys.platform}."
+        )
+    if options.standby is not None and not options.max_restarts:
+        raise ValueError(
+            "`--standby` must come with `--max-restarts`, since standby "
+            "processes wait for a restart. Received: --standby "
+            f"{options.standby:g} without restarts. Pass `--max-restarts 10` "
+            "too, or leave `--standby` out."
+        )
     if options.cluster is not None:
         if options.host is not None:
-            return (
+            raise ValueError(
                 "`--host` must be left out with `--cluster`, which finds the "
                 f"addresses. Received: --host {options.host}."
             )
-        return None
+        return
     if options.workers is None:
-        return (
+        raise ValueError(
             "`--workers` or `--cluster` must be given. Received: neither. Pass "
             "`--workers 2` to start two workers on this machine, or `--cluster "
             "auto` on every machine of a cluster."
@@ -44,29 +53,17 @@ def problem_of_options(options: argparse.Namespace) -> str | None:
     for name in ("machines", "port"):
         value = getattr(options, name)
         if value is not None:
-            return (
+            raise ValueError(
                 f"`--{name}` must come with `--cluster`. Received: --{name} "
                 f"{value} without `--cluster`. Leave `--{name}` out to start "
                 "workers on this machine."
             )
     if os.environ.get("TF_CONFIG"):
-        return (
+        raise ValueError(
             "`TF_CONFIG` must not be set without `--cluster`: the launcher "
             f"sets it. Received: TF_CONFIG={os.environ['TF_CONFIG']!r}. Unset "
             "it, or pass `--cluster tf-config` to use it."
         )
-    return None
-
-
-def problem_of_standby(options: argparse.Namespace) -> str | None:
-    """Return the reason why `--standby` cannot be used, or None."""
-    if options.standby is None or options.max_restarts:
-        return None
-    return (
-        "`--standby` must come with `--max-restarts`, since standby processes "
-        f"wait for a restart. Received: --standby {options.standby:g} without "
-        "restarts. Pass `--max-restarts 10` too, or leave `--standby` out."
-    )
 
 
 def use_environment(options: argparse.Namespace) -> None:
@@ -93,32 +90,31 @@ def use_environment(options: argparse.Namespace) -> None:
     options.gpus = divide_gpus(options.workers, each, os.environ, local, count)
 
 
-def problem_of_command(command: list[str]) -> str | None:
-    """Return the reason why the command cannot be started, or None."""
+def check_command(command: list[str]) -> None:
+    """Raise a ValueError if the command cannot be started."""
     if command in ([], ["-m"]):
-        return (
+        raise ValueError(
             "a script or `-m module` must follow the options. Received: "
             f"{' '.join(command) or 'neither'}. Usage: {USAGE}"
         )
     if command[0] == "-m":
         if not is_runnable_module(command[1]):
-            return (
+            raise ValueError(
                 "`python -m` must be able to run the module from this folder. "
                 f"Received: -m {command[1]}. Check its name. A package needs a "
                 "`__main__.py`."
             )
     elif not os.path.isfile(command[0]):
         found = "is a folder" if os.path.isdir(command[0]) else "does not exist"
-        return (
+        raise ValueError(
             f"the script must be a file. Received: {command[0]}, which {found}."
             " Check the path, or write `-m` in front of a module's name."
         )
     elif not os.access(command[0], os.R_OK):
-        return (
+        raise ValueError(
             f"the script must be readable. Received: {command[0]}. "
             f"Try `chmod +r {command[0]}`."
         )
-    return None
 
 
 def is_runnable_module(name: str) -> bool:
@@ -166,14 +162,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     own, command = split(arguments)
     options = parser.parse_args(own, argparse.Namespace(command=command))
-    problem = (
-        problem_of_options(options)
-        or problem_of_standby(options)
-        or problem_of_command(command)
-    )
-    if problem:
-        parser.error(problem)
     try:
+        check_options(options)
+        check_command(command)
         use_environment(options)
     except ValueError as error:
         parser.error(str(error))
