@@ -345,8 +345,11 @@ class DGCMomentum(CompressedOptimizer):
                 "load only the weights."
             )
 
-    def _add_state(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Any]) -> None:
         """Create u for each variable, and v for compressible variables."""
+        if self.built:
+            return
+        super().build(variables)
         for variable in variables:
             if is_overwritten(self, variable):
                 continue

@@ -401,8 +401,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         if is_adopted(self):
             sparse_loco_checks.check_can_overlap(self)
         super().build(variables)
-
-    def _add_state(self, variables: Sequence[Any]) -> None:
         inner, masters = self.inner_optimizer, self._masters
         weights = masters.in_place_of(variables)
         if self.use_ema:

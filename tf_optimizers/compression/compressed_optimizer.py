@@ -70,17 +70,9 @@ class CompressedOptimizer(Optimizer):
         self._compressor = compressor
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create gradient accumulators, residuals and other state."""
-        if self.built:
-            return
+        """Prepare to create residuals; a subclass's `build` creates them."""
         super().build(variables)
-        strategy = strategy_of(self)
-        self._compressor.build(strategy)
-        self._add_state(variables)
-
-    def _add_state(self, variables: Sequence[Any]) -> None:
-        """Create the optimizer's state, and add variables to `_compressor`."""
-        raise NotImplementedError
+        self._compressor.build(strategy_of(self))
 
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
