@@ -101,12 +101,10 @@ class HostOptimizer(Optimizer):
             step = self._accumulate_or_step
         call_across_replicas(
             lambda _, gradients: step(gradients, variables),
-            self._sum(gradients, variables),
+            self._sum(gradients),
         )
 
-    def _sum(
-        self, gradients: list[Any], variables: list[tf.Variable]
-    ) -> list[Gradient]:
+    def _sum(self, gradients: list[Any]) -> list[Gradient]:
         """Sum the gradients over replicas, without clipping."""
         if replicas_of().count > 1:
             return replicas_of().sum(gradients)
