@@ -19,14 +19,9 @@ from tf_optimizers._compat.keras_internals import (
 from tf_optimizers._compat.shown_averages import InnerAverages
 from tf_optimizers._compat.strategies import replaced, unconstrained
 from tf_optimizers.base.components import own_component
-from tf_optimizers.base.exclusions import ENTRY
+from tf_optimizers.base.exclusions import ENTRY, PATTERNS
 from tf_optimizers.base.gradients import densify
-from tf_optimizers.base.inner import (
-    EXCLUDED_NAMES,
-    Wrapper,
-    check_new,
-    check_wrapped,
-)
+from tf_optimizers.base.inner import Wrapper, check_new, check_wrapped
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.checks import check_built
 from tf_optimizers.compression.compressed_optimizer import CompressedOptimizer
@@ -274,7 +269,7 @@ class ShardedState(Wrapper):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, and the exclusions."""
         config = super().get_config()
-        keys = "name", "inner_optimizer", ENTRY, EXCLUDED_NAMES
+        keys = "name", "inner_optimizer", ENTRY, PATTERNS
         return {key: config[key] for key in keys if key in config}
 
 

@@ -40,6 +40,8 @@ WEIGHT_DECAY, LAYER_ADAPTATION = "weight_decay", "layer_adaptation"
 # The key of the exclusions in a config. Their dictionary has the keys `_ALL`,
 # `_CHOSEN` and purposes, or only `_PATHS` if the optimizer was not built yet.
 ENTRY = "excluded_variables"
+# The name of the patterns, as an argument and in a config.
+PATTERNS = "exclude_from_weight_decay"
 _ALL, _CHOSEN, _PATHS = "variables", "chosen", "paths"
 
 
@@ -125,17 +127,14 @@ class Exclusions:
         # Accept the same exclusions again: a step in `strategy.run` may make
         # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
-            argument = "exclude_from_weight_decay"
             loaded = "loaded with exclusions, which it keeps"
             state = f", on an optimizer {loaded}" if self.saved else ""
-            instead = f", or pass `{argument}` to the constructor"
-            has_argument = (
-                argument in inspect.signature(type(optimizer)).parameters
-            )
+            instead = f", or pass `{PATTERNS}` to the constructor"
+            arguments = inspect.signature(type(optimizer)).parameters
             raise RuntimeError(
-                f"`{argument}()` must be called before the optimizer is built. "
+                f"`{PATTERNS}()` must be called before the optimizer is built. "
                 f"Received: a call after `build`{state}. Call the method on a "
-                f"new optimizer{instead if has_argument else ''}."
+                f"new optimizer{instead if PATTERNS in arguments else ''}."
             )
         return found
 
@@ -240,7 +239,7 @@ class Exclusions:
         elif self.variables:
             entry = {_PATHS: sorted(map(list, self.variables.values()))}
         patterns = self.as_patterns()
-        config: dict[str, Any] = {"exclude_from_weight_decay": patterns}
+        config: dict[str, Any] = {PATTERNS: patterns}
         return config | ({ENTRY: entry} if entry else {})
 
 
@@ -255,7 +254,7 @@ def check_exclusions(
             saved exclusions, which come from a config.
     """
     saved = others.pop(ENTRY, None) or {}
-    patterns = check_patterns("exclude_from_weight_decay", patterns)
+    patterns = check_patterns(PATTERNS, patterns)
     return Exclusions(patterns, saved=saved)
 
 

@@ -23,13 +23,9 @@ from tf_optimizers._compat.strategies import (
     unconstrained,
 )
 from tf_optimizers.base.components import own_component
-from tf_optimizers.base.exclusions import check_exclusions
+from tf_optimizers.base.exclusions import PATTERNS, check_exclusions
 from tf_optimizers.base.optimizer import Optimizer
 from tf_optimizers.wrapped import wrapped_optimizers
-
-# The key in a config for the patterns that `exclude_from_weight_decay()` has
-# made from `var_names`.
-EXCLUDED_NAMES = "excluded_names"
 
 
 def _of_inner(name: str) -> property:
@@ -92,10 +88,8 @@ class Wrapper(Optimizer):
         """Return the constructor's arguments, and the exclusions."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         excluded = self._exclusions.config(self._excluded)
-        names = excluded.pop("exclude_from_weight_decay")
-        if names:
-            excluded[EXCLUDED_NAMES] = names
-        return super().get_config() | {"inner_optimizer": inner} | excluded
+        given = {key: value for key, value in excluded.items() if value}
+        return super().get_config() | {"inner_optimizer": inner} | given
 
     @classmethod
     def from_config(
@@ -103,7 +97,7 @@ class Wrapper(Optimizer):
     ) -> "Wrapper":
         """Create an optimizer from its config."""
         config = dict(config)
-        exclusions = check_exclusions(config.pop(EXCLUDED_NAMES, None), config)
+        exclusions = check_exclusions(config.pop(PATTERNS, None), config)
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
