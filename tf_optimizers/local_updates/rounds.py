@@ -67,7 +67,6 @@ class Rounds:
         self, optimizer: Any, variables: Sequence[Any], masters: Sequence[Any]
     ) -> None:
         self.steps = optimizer.sync_every
-        self._overlaps = optimizer.overlap
         self._step_ahead = optimizer.step_ahead
         self._unsent_updates = optimizer._compressor.unsent_updates
         self._taken = optimizer.add_variable(
@@ -81,7 +80,7 @@ class Rounds:
         ]
         self._indices = [variable_index(optimizer, v) for v, _ in self._starts]
         self._commons = self._bases = [start for _, start in self._starts]
-        if self._overlaps or self._step_ahead:
+        if optimizer.overlap or self._step_ahead:
             self._bases = [add(each, "base_weight") for each in self._bases]
         # For each variable, 1 if it has changed since all replicas had equal
         # weights, else 0. With `overlap`, that may be several rounds ago. These
@@ -107,8 +106,7 @@ class Rounds:
 
     def left(self) -> tf.Tensor:
         """Return the number of local steps left in the round, int64."""
-        taken = tf.convert_to_tensor(self._taken.value)
-        return self.steps - (taken % self.steps if self._overlaps else taken)
+        return self.steps - tf.convert_to_tensor(self._taken.value) % self.steps
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -194,11 +192,9 @@ class Rounds:
         """Count a local step; return whether the step ends its round."""
         taken = own_component(self._taken)
         taken.assign_add(1)
-        if self._overlaps:
-            # With overlap, `taken` also counts the steps of earlier rounds, so
-            # that it is 0 only while all replicas have the same weights.
-            return taken % self.steps == 0
-        return taken >= self.steps
+        # With overlap, `taken` also counts the steps of earlier rounds, so that
+        # it is 0 only while all replicas have the same weights.
+        return taken % self.steps == 0
 
     def end(
         self, weights: Sequence[tf.Variable], choice: Choice
