@@ -255,6 +255,39 @@ def test_metric_variable_that_is_no_sum_is_named(ours):
     assert "`keeps/most`" in message
 
 
+class Moving(keras.metrics.Metric):
+    """The moving average of the batches' means, by two formulas."""
+
+    def __init__(self):
+        super().__init__(name="moving")
+        self.mean = self.add_weight(initializer="zeros", name="mean")
+        self.to = self.add_weight(initializer="zeros", name="to")
+        self.less = self.add_weight(initializer="zeros", name="less")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        mean = keras.ops.mean(y_pred)
+        self.mean.assign(0.9 * self.mean + 0.1 * mean)
+        self.to.assign_add(0.1 * (mean - self.to))
+        self.less.assign_sub(
+            tf.cond(mean > 0, lambda: 0.1 * (self.less - mean), lambda: 0.0)
+        )
+
+    def result(self):
+        return self.mean
+
+
+def test_metric_variable_that_moves_by_its_own_value_is_named(ours):
+    with ours.scope():
+        model = custom_steps.dense(2)
+        model.compile("sgd", "mse", metrics=[Moving()])
+    with pytest.warns(UserWarning, match="must be a sum over rows") as warned:
+        model.test_on_batch(custom_steps.X, custom_steps.Y)
+    messages = {str(each.message) for each in warned}
+    names = ("mean", "to", "less")
+    assert len(messages) == len(names)
+    assert all(any(f"`moving/{n}`" in m for m in messages) for n in names)
+
+
 class OfBatches(keras.metrics.Metric):
     """The mean of the batches' means."""
 

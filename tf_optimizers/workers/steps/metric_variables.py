@@ -25,6 +25,7 @@ from tf_optimizers.replicas import replicas_of
 
 # Ops that return the value of their first operand.
 _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
+_SUMS = ("AddV2", "Add", "AddN")
 # Ops that add to their first operand, or subtract from it.
 _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
 
@@ -45,8 +46,8 @@ def warn_unless_sum(
     """Warn if a step in a graph assigns anything but 0 or a sum over rows.
 
     A value counts as a sum over rows if it is the variable's old value plus or
-    minus another value. A constant that cannot be a number of rows must not be
-    added.
+    minus values that do not depend on the old value. A constant that cannot be
+    a number of rows must not be added.
 
     Args:
         variable: A variable of a metric. It is checked only if its aggregation
@@ -70,8 +71,9 @@ def warn_unless_sum(
         _warn(
             "A metric's variable must be a sum over rows, since its values on "
             f"all replicas are added. Received: `{path_of(variable)}`, to "
-            "which a step assigns something else, such as a maximum. Add only "
-            "sums over rows to the variable, or create it with "
+            "which a step assigns something else, such as a maximum or a "
+            "moving average. Add only sums over rows to the variable, or "
+            "create it with "
             "`add_variable(..., aggregation='mean')`, to get the mean of the "
             "replicas' values instead of their sum."
         )
@@ -132,10 +134,12 @@ def _is_sum(value: tf.Tensor, source: Any) -> bool:
     `source` is the handle of the variable.
     """
     op = value.op
-    if op.type in _PASS_THROUGH or op.type in _ADDITIONS:
+    if op.type in _PASS_THROUGH:
         return _is_sum(op.inputs[0], source)
-    if op.type in ("AddV2", "Add", "AddN"):
-        return any(_is_sum(each, source) for each in op.inputs)
+    if op.type in _ADDITIONS or op.type in _SUMS:
+        old = [i for i, e in enumerate(op.inputs) if _depends_on(e, source)]
+        is_added_to = len(old) == 1 and (op.type in _SUMS or old == [0])
+        return is_added_to and _is_sum(op.inputs[old[0]], source)
     if op.type in ("SelectV2", "Select"):
         return all(_is_sum(each, source) for each in op.inputs[1:])
     return source is not None and source_of(value) is source
@@ -150,7 +154,7 @@ def _adds_constant(value: tf.Tensor, source: Any, rows: Any) -> bool:
     op = value.op
     if op.type in _PASS_THROUGH:
         return _adds_constant(op.inputs[0], source, rows)
-    if op.type not in ("AddV2", "Add") or source is None:
+    if op.type not in _SUMS or source is None:
         return False
     added = [each for each in op.inputs if source_of(each) is not source]
     known = tf.get_static_value(added[0]) if len(added) == 1 else None
@@ -175,6 +179,13 @@ def _read_by(
         if op.type == "ReadVariableOp" and id(op.inputs[0]) in sources:
             return sources[id(op.inputs[0])]
     return None
+
+
+def _depends_on(tensor: tf.Tensor, source: Any) -> bool:
+    """Return whether a tensor is made of the variable with handle `source`."""
+    return any(
+        each is source for op in operations_behind(tensor) for each in op.inputs
+    )
 
 
 def depends_on_rows(tensor: tf.Tensor) -> bool:
