@@ -358,7 +358,7 @@ class DGCMomentum(CompressedOptimizer):
             if self.rate_in_momentum:
                 # `BackupAndRestore` raises if a backup has another `meaning`.
                 u.meaning = f"{_RATE_KEY}=True"
-            self._compressor.add(self, variable, u, self.momentum_masking)
+            self._compressor.add(variable, u, self.momentum_masking)
 
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
@@ -371,7 +371,7 @@ class DGCMomentum(CompressedOptimizer):
                 rates = rates[::-1]
             self._send(variables, sparsity, gradients, *rates)
 
-        gradients = self._compressor.prepare(self, gradients, variables)
+        gradients = self._compressor.prepare(gradients, variables)
         self._compressor.at_stage(self.iterations, gradients, update)
 
     def _accumulate_residual(

@@ -193,6 +193,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "SparseLoCo saves traffic between replicas. Received: one replica, "
         "which has no traffic. Use the inner optimizer alone."
     )
+    _sends_rows = False
     # Optimizers that exchange gradients themselves: they cannot be inner
     # optimizers.
     _refused = (CompressedOptimizer, ShardedState)
@@ -233,7 +234,6 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
             schedule=schedule,
             min_compress_size=min_compress_size,
             value_dtype=value_dtype,
-            sends_rows=False,
             **kwargs,
         )
         self.sync_every = schedule.sync_every
@@ -415,7 +415,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         with self._steps.variable_scope():
             for variable in variables:
                 if not is_overwritten(self, variable):
-                    self._compressor.add(self, variable)
+                    self._compressor.add(variable)
             if self.sync_every > 1:
                 note_local_steps(self)
                 self._rounds = Rounds(self, variables, weights)
@@ -433,9 +433,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         after this method.
         """
         compressor, rounds = self._compressor, self._rounds
-        gradients = compressor.prepare(
-            self, gradients, variables, rounds is not None
-        )
+        gradients = compressor.prepare(gradients, variables)
         means = compressor.mean_on_worker(densify(gradients, variables))
         weights = self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]

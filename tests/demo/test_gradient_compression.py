@@ -164,7 +164,7 @@ def test_plan_keeps_its_promises(plan):
     dgc, loco = (
         [schedule.stages[schedule.stage(step)] for step in range(plan.steps)]
         for schedule in (
-            optimizers[name](0.1)._compressor.schedule
+            optimizers[name](0.1)._schedule
             for name in ("DGCMomentum", "SparseLoCo")
         )
     )

@@ -835,7 +835,7 @@ def test_recommended_rounds_send_a_thousandth_of_the_bytes(
         steps, INNER["SGD"](), sync_every=sync_every
     )
     assert optimizer.sparsity == (sparsity,)
-    assert optimizer._compressor.schedule.stages == [sparsity]
+    assert optimizer._schedule.stages == [sparsity]
     assert optimizer.outer_learning_rate == 1.4
     assert (optimizer.value_dtype, optimizer.residual_decay) == ("int2", 1.0)
     assert optimizer.step_ahead == 0.25

@@ -134,7 +134,7 @@ def test_summary_follows_warm_up_and_cool_down(mirrored):
 @pytest.mark.parametrize("steps", [2, 3, 9, 40, 127, 4000])
 def test_recommended_settings_end_with_the_run(steps):
     optimizer = tfo.DGCMomentum.for_steps(steps, 0.1)
-    schedule = optimizer._compressor.schedule
+    schedule = optimizer._schedule
     shares = [schedule.stages[schedule.stage(s)] for s in range(steps + 1)]
     assert shares[0] == (0.9375 if steps >= 32 else 0.75)
     assert shares[-2:] == [0.0, None]

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from tf_optimizers._compat import Gradient
 from tf_optimizers._compat.hooks import choose_xla
-from tf_optimizers._compat.keras_internals import strategy_of, variable_index
+from tf_optimizers._compat.keras_internals import variable_index
 from tf_optimizers.base.components import backend_variable, own_component
 from tf_optimizers.base.optimizer import Optimizer
-from tf_optimizers.checks import Fixed
+from tf_optimizers.checks import Fixed, check_choice, check_integer
+from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.compressor import Compressor
 from tf_optimizers.compression.residual import subtract
 from tf_optimizers.compression.sparsity_schedule import SparsitySchedule
@@ -31,9 +32,9 @@ class CompressedOptimizer(Optimizer):
     Args:
         learning_rate: See `Optimizer`.
         schedule: The sparsity of each step.
-        min_compress_size: See `Compressor`.
-        value_dtype: See `Compressor`.
-        sends_rows: See `Compressor`. Defaults to `True`.
+        min_compress_size: int >= 1. Variables with fewer elements are not
+            compressed.
+        value_dtype: The format of sent values, a key of `CODES`.
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
@@ -41,6 +42,10 @@ class CompressedOptimizer(Optimizer):
     _supports_jit = False
     # The `Compressor` warns when the first step begins.
     _single_replica_warning: str
+    # Whether gradients that are `tf.IndexedSlices` are sent as rows. If not,
+    # the optimizer makes them dense.
+    _sends_rows = True
+    _compressor: Compressor  # Set by `build`.
     sparsity, value_dtype, min_compress_size = Fixed(), Fixed(), Fixed()
     rampup_begin_step, rampup_step = Fixed(), Fixed()
     rampdown_begin_step, rampdown_step = Fixed(), Fixed()
@@ -51,28 +56,25 @@ class CompressedOptimizer(Optimizer):
         schedule: SparsitySchedule,
         min_compress_size: int,
         value_dtype: str,
-        sends_rows: bool = True,
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
-        compressor = Compressor(
-            name, schedule, min_compress_size, value_dtype, sends_rows
-        )
         super().__init__(learning_rate, **kwargs)
         choose_xla(cannot_use_xla)
+        self._schedule = schedule
         self.sparsity = schedule.sparsity
         self.rampup_begin_step = schedule.rampup_begin_step
         self.rampup_step = schedule.rampup_step
         self.rampdown_begin_step = schedule.rampdown_begin_step
         self.rampdown_step = schedule.rampdown_step
-        self.min_compress_size = min_compress_size
-        self.value_dtype = value_dtype
-        self._compressor = compressor
+        self.min_compress_size = check_integer(
+            "min_compress_size", min_compress_size, 1
+        )
+        self.value_dtype = check_choice("value_dtype", value_dtype, list(CODES))
 
     def build(self, variables: Sequence[Any]) -> None:
         """Prepare to create residuals; a subclass's `build` creates them."""
         super().build(variables)
-        self._compressor.build(strategy_of(self))
+        self._compressor = Compressor(self)
 
     def _accumulate_residual(
         self, index: int, gradient: Any, weight: tf.Variable, rate: tf.Tensor
@@ -182,7 +184,7 @@ class CompressedOptimizer(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        config = super().get_config() | self._compressor.schedule.get_config()
+        config = super().get_config() | self._schedule.get_config()
         return config | {
             "min_compress_size": self.min_compress_size,
             "value_dtype": self.value_dtype,

@@ -26,6 +26,7 @@ from tf_optimizers._compat.keras_internals import (
     add_replica_variable,
     built_variables,
     path_of,
+    strategy_of,
     unchanged_in_cond,
     variable_index,
 )
@@ -36,8 +37,6 @@ from tf_optimizers._compat.tensorflow_internals import (
 )
 from tf_optimizers.base.components import own_component
 from tf_optimizers.base.gradients import as_dense
-from tf_optimizers.checks import check_choice, check_integer
-from tf_optimizers.codes.values import CODES
 from tf_optimizers.compression.exchanges import (
     GatheredExchange,
     choose_exchange,
@@ -56,41 +55,20 @@ from tf_optimizers.replicas import replicas_of
 class Compressor:
     """Sends the largest entries of gradients, and keeps the others for later.
 
+    Call `add` for each variable.
+
     Args:
-        name: The optimizer's class, for error messages.
-        schedule: The sparsity of each step.
-        min_compress_size: int >= 1. Variables with fewer elements are not
-            compressed.
-        value_dtype: The format of sent values, a key of `CODES`.
-        sends_rows: Whether gradients that are `tf.IndexedSlices` are sent as
-            rows. If not, the optimizer makes them dense. Defaults to `True`.
+        optimizer: The optimizer of the variables, a `CompressedOptimizer`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        schedule: SparsitySchedule,
-        min_compress_size: Any,
-        value_dtype: Any,
-        sends_rows: bool = True,
-    ) -> None:
-        self._name = name
-        self._sends_rows = sends_rows
-        self._min_size = check_integer(
-            "min_compress_size", min_compress_size, 1
-        )
-        self._value_dtype = check_choice(
-            "value_dtype", value_dtype, list(CODES)
-        )
-        self.schedule = schedule
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Prepare for a strategy. Afterwards, call `add` for each variable."""
-        self.wire = Wire.under(strategy, self._value_dtype)
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.schedule: SparsitySchedule = optimizer._schedule
+        self.strategy = strategy_of(optimizer)
+        self.wire = Wire.under(self.strategy, optimizer.value_dtype)
         self.rows = SentRows(self.wire)
         self._residuals: dict[int, Residual] = {}
         self._unmasked: dict[int, keras.Variable] = {}
-        self.strategy = strategy
         # The indices of variables that steps may have compressed. Only these
         # may have nonzero residuals.
         self._ever_compressed: set[int] = set()
@@ -102,7 +80,6 @@ class Compressor:
 
     def add(
         self,
-        optimizer: Any,
         variable: Any,
         momentum: keras.Variable | None = None,
         masking: bool = True,
@@ -110,7 +87,6 @@ class Compressor:
         """Create a variable's residual, if the variable may be compressed.
 
         Args:
-            optimizer: The optimizer of the variable.
             variable: The variable.
             momentum: The variable's momentum, which may differ between
                 replicas. Defaults to `None`.
@@ -119,12 +95,13 @@ class Compressor:
                 also gives all replicas the mean of their momentums, because
                 dense steps need equal momentums. Defaults to `True`.
         """
+        optimizer = self._optimizer
         index = variable_index(optimizer, variable)
         if momentum is not None:
             self.momentums[index] = momentum
         dtype = keras.backend.standardize_dtype(variable.dtype)
         shape = tf.TensorShape(variable.shape)
-        is_large = shape.num_elements() >= self._min_size
+        is_large = shape.num_elements() >= optimizer.min_compress_size
         if dtype == "float32" and shape.rank > 0 and is_large:
             with lazy_zeros(variable.shape):
                 v = add_replica_variable(optimizer, variable, "residual", dtype)
@@ -176,15 +153,9 @@ class Compressor:
         return chosen, [i for i in range(len(indices)) if i not in chosen]
 
     def prepare(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Gradient],
-        variables: Sequence[tf.Variable],
-        sends_all: bool = False,
+        self, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
     ) -> list[Gradient]:
         """Prepare for a step; return its gradients, made dense where needed.
-
-        With `sends_all`, variables without a gradient are exchanged, too.
 
         A sparse gradient is not compressed, and replicas compute the same
         update from it only if they have the same momentum. But compression
@@ -197,8 +168,8 @@ class Compressor:
             RuntimeError: If XLA compiles a step that compresses gradients, or
                 if workers do not reach the first step together.
         """
-        self._begin(optimizer)
-        indices = [variable_index(optimizer, v) for v in variables]
+        self._begin()
+        indices = [variable_index(self._optimizer, v) for v in variables]
         prepared, compressed = [], []
         for i, gradient, v in zip(indices, gradients, variables, strict=True):
             if i in self._ever_compressed:
@@ -206,14 +177,14 @@ class Compressor:
             if i in self._residuals and not self.rows.is_sparse(i, gradient):
                 compressed.append(i)
             prepared.append(gradient)
-        self._check(optimizer, compressed, sends_all)
+        self._check(compressed)
         self.allocate(compressed)
         self._ever_compressed.update(compressed)
         for each in zip(indices, prepared, variables, strict=True):
             self.rows.count(*each)
         return prepared
 
-    def _begin(self, optimizer: Any) -> None:
+    def _begin(self) -> None:
         """Find the nonzero residuals of a loaded state, before the first step.
 
         These residuals must be sent even after the cool-down, and even if their
@@ -224,39 +195,39 @@ class Compressor:
         if self._is_begun:
             return
         if self.wire.replicas == 1:
-            warnings.warn(optimizer._single_replica_warning, stacklevel=2)
+            warnings.warn(self._optimizer._single_replica_warning, stacklevel=2)
         with tf.init_scope():
             if tf.executing_eagerly():
                 own = [i for i, v in self._residuals.items() if v.is_nonzero()]
                 group = replicas_of(self.strategy)
                 nonzero = set().union(*group.agree("the first step", own))
                 self._ever_compressed |= nonzero
-                step = int(tf.convert_to_tensor(optimizer.iterations))
+                step = int(tf.convert_to_tensor(self._optimizer.iterations))
                 if nonzero and self.schedule.is_over(step):
                     self._flush_step = step
         self._is_begun = True
 
-    def _check(self, optimizer: Any, indices: list[int], is_all: bool) -> None:
+    def _check(self, indices: list[int]) -> None:
         """Raise if one of `indices` occurs twice, or a gradient is missing.
 
         With a cool-down, every variable that has been compressed needs a
-        gradient in every step, unless `is_all`.
+        gradient in every step. But with local steps, variables without a
+        gradient are exchanged, too.
 
         Args:
-            optimizer: The optimizer of the variables.
             indices: Indices of the variables that a step compresses.
-            is_all: Whether variables without a gradient are exchanged, too.
         """
-        variables = built_variables(optimizer)
+        variables = built_variables(self._optimizer)
         if len(set(indices)) < len(indices):
             twice = variables[max(indices, key=indices.count)]
             raise ValueError(
-                f"`{self._name}` needs one gradient per compressed variable. "
-                f"Received: several for {path_of(twice)}. Pass their sum."
+                f"`{type(self._optimizer).__name__}` needs one gradient per "
+                "compressed variable. Received: several for "
+                f"{path_of(twice)}. Pass their sum."
             )
         missing = self._ever_compressed.difference(indices)
         has_cool_down = self.schedule.rampdown_begin_step is not None
-        if missing and has_cool_down and not is_all:
+        if missing and has_cool_down and self.schedule.sync_every == 1:
             raise ValueError(
                 "With a cool-down (`rampdown_begin_step`), every compressed "
                 "variable must have a gradient in every step. Received: no "
@@ -271,9 +242,9 @@ class Compressor:
         if in_xla() and indices:
             raise unchanged_in_cond(
                 RuntimeError(
-                    f"`{self._name}` cannot run under XLA. Received: a step "
-                    "that XLA compiles. Pass `jit_compile=False` to `compile` "
-                    "or `tf.function`."
+                    f"`{type(self._optimizer).__name__}` cannot run under XLA. "
+                    "Received: a step that XLA compiles. Pass "
+                    "`jit_compile=False` to `compile` or `tf.function`."
                 )
             )
         for i in indices:
@@ -393,7 +364,7 @@ class Compressor:
 
         Variables that are not in the result are sent as dense gradients.
         """
-        sent = self.rows.sent() if self._sends_rows else {}
+        sent = self.rows.sent() if self._optimizer._sends_rows else {}
         if sparsity == 0:
             both = 2 * tf.float32.size
             unmasked = [i for i in self.compressed if i in self._unmasked]
