@@ -95,7 +95,7 @@ class Monitor(keras.callbacks.Callback):
 
     def is_ready(self) -> bool:
         """Return whether a measurement may begin or end now."""
-        return True
+        return self.optimizer.built
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Check that the monitor supports the model; reset the monitor."""
@@ -138,7 +138,7 @@ class Monitor(keras.callbacks.Callback):
         """
         self._calls += 1
         self._is_due |= self._calls % self.every == 0
-        if self._pending is None and self._is_due and self._can_measure():
+        if self._pending is None and self._is_due and self.is_ready():
             self._pending = self._step(), self.before_step()
             self._is_due = False
 
@@ -158,7 +158,7 @@ class Monitor(keras.callbacks.Callback):
     def _end_step(self, logs: dict[str, Any] | None) -> None:
         """End a pending measurement if possible; add the results to `logs`."""
         pending = self._pending
-        if pending and self._can_measure() and self._step() > pending[0]:
+        if pending and self.is_ready() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
             self._pending = None
             self._latest = {name: float(figures[name]) for name in figures}
@@ -171,9 +171,6 @@ class Monitor(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def _can_measure(self) -> bool:
-        return self.optimizer.built and self.is_ready()
 
     def _step(self) -> int:
         return int(tf.convert_to_tensor(self.optimizer.iterations))
@@ -325,7 +322,8 @@ class CompressionMonitor(Monitor):
 
     def is_ready(self) -> bool:
         """Return whether all replicas have the same weights now."""
-        return getattr(self.optimizer, "is_synchronized", True)
+        is_synchronized = getattr(self.optimizer, "is_synchronized", True)
+        return super().is_ready() and is_synchronized
 
     def before_step(self) -> tuple[int, float, dict[int, tf.Tensor]]:
         """Return the step, the value of `_factor`, and copies of weights."""
