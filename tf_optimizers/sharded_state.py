@@ -202,9 +202,7 @@ class ShardedState(Wrapper):
         self._slots = Slots(strategy, variables, pieces, devices)
         with self._slots.of(inner) as watched:
             inner.build(watched)
-        self._steps = ShardedSteps(
-            inner, variables, pieces, self._slots, strategy
-        )
+        self._steps = ShardedSteps(inner, self._slots)
 
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]

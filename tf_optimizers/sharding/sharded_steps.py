@@ -45,33 +45,24 @@ class ShardedSteps:
 
     Args:
         optimizer: The inner optimizer, built in the context `slots.of`.
-        variables: The model's variables.
-        pieces: All variables, or ranges of their rows, with their owners.
         slots: The optimizer's state.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        pieces: Sequence[Piece],
-        slots: Slots,
-        strategy: tf.distribute.Strategy,
-    ) -> None:
+    def __init__(self, optimizer: Any, slots: Slots) -> None:
         self._optimizer = optimizer
-        self._variables = list(map(backend_variable, variables))
-        self._pieces = pieces
+        self._variables = list(map(backend_variable, slots.variables))
+        self._pieces = slots.pieces
         self._pieces_of: dict[int, list[Piece]] = {}
-        for piece in pieces:
+        for piece in self._pieces:
             self._pieces_of.setdefault(piece.index, []).append(piece)
         self._replicated = slots.replicated
         # The indices passed to `update` when it was last called in eager mode
         # or traced.
         self._stepped: set[int] = set()
-        self._steps = InnerSteps(optimizer, variables, variables)
+        self._steps = InnerSteps(optimizer, slots.variables, slots.variables)
         if optimizer.use_ema:
             self._averages = WholeAverages(optimizer)
-        self._group = replicas_of(strategy)
+        self._group = replicas_of(slots.strategy)
         devices = self._group.devices
         first = self._group.worker * len(devices)
         self._copies = {
@@ -80,7 +71,7 @@ class ShardedSteps:
                 ends=piece.ends,
                 device=devices[piece.owner - first],
             )
-            for piece in pieces
+            for piece in self._pieces
             if piece.ends and 0 <= piece.owner - first < len(devices)
         }
 

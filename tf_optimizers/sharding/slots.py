@@ -30,11 +30,13 @@ class Slots:
     every replica stores its own sums.
 
     Args:
+        strategy: The strategy of the variables.
         variables: The model's variables.
         pieces: All variables, or ranges of their rows, with their owners.
         devices: The devices for the state of this process's replicas.
 
     Attributes:
+        strategy, variables, pieces: The arguments.
         owned: Pairs of a state variable and the piece of a model's variable
             that the state belongs to.
         replicated: Pairs of a state variable and the index of the model's
@@ -51,9 +53,9 @@ class Slots:
     ) -> None:
         self.owned: list[tuple[OwnedVariable, Piece]] = []
         self.replicated: list[tuple[tf.Variable, int | None]] = []
-        self._strategy = strategy
-        self._variables = list(variables)
-        self._pieces = pieces
+        self.strategy = strategy
+        self.variables = list(variables)
+        self.pieces = pieces
         self._devices = devices
         # The index of a loop's current variable, and the index of the variable
         # that was passed to `add_variable_from_reference`.
@@ -68,7 +70,7 @@ class Slots:
         """
         indices = {
             variable_key(optimizer, variable): index
-            for index, variable in enumerate(self._variables)
+            for index, variable in enumerate(self.variables)
         }
         add = getattr(optimizer, _ADD)
 
@@ -85,7 +87,7 @@ class Slots:
         # optimizers with state on the host.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
-            yield _Watched(self._variables, self._note)
+            yield _Watched(self.variables, self._note)
 
     def _note(self, index: int | None) -> None:
         self._looped = index
@@ -101,21 +103,21 @@ class Slots:
         index = self._looped if self._referred is None else self._referred
         if index is None:
             self._check_shape(name, value.shape)
-        pieces = [p for p in self._pieces if p.index == index]
+        pieces = [p for p in self.pieces if p.index == index]
         are_whole = all(piece.is_whole for piece in pieces)
         if index is None or not (
-            are_whole or value.shape == self._variables[index].shape
+            are_whole or value.shape == self.variables[index].shape
         ):
             variable = next_creator(**kwargs)
             self.replicated.append((variable, index))
             return variable
         held: list[RowRange | None] = [None] * len(self._devices)
-        first = replicas_of(self._strategy).worker * len(held)
+        first = replicas_of(self.strategy).worker * len(held)
         for piece in pieces:
             if 0 <= piece.owner - first < len(held):
                 held[piece.owner - first] = piece.rows
         variable = owned_variable(
-            self._strategy, self._devices, held, value, name
+            self.strategy, self._devices, held, value, name
         )
         self.owned += [(variable, piece) for piece in pieces]
         return variable
@@ -125,7 +127,7 @@ class Slots:
 
         Scalar state is accepted.
         """
-        if shape.rank and any(shape == v.shape for v in self._variables):
+        if shape.rank and any(shape == v.shape for v in self.variables):
             raise ValueError(
                 "The state of a variable must be created with a reference to "
                 f"the variable. Received: {name} of shape {tuple(shape)}, the "
