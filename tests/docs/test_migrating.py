@@ -20,7 +20,7 @@ TEXT = PAGE.read_text()
 DOCUMENTED = {
     "paddle.optimizer.Lamb": """
         learning_rate lamb_weight_decay beta1 beta2 epsilon parameters grad_clip
-        exclude_from_weight_decay_fn name
+        exclude_from_weight_decay_fn always_adapt multi_precision name
         ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue
         step clear_grad set_lr get_lr
         minimize loss startup_program parameters no_grad_set
