@@ -38,7 +38,8 @@ class CompressedOptimizer(Optimizer):
         **kwargs: See `keras.optimizers.Optimizer`.
     """
 
-    # XLA cannot compile the search for the largest entries on a CPU.
+    # Under XLA, replicas cannot exchange entries. On a CPU, XLA cannot compile
+    # the search for many entries either.
     _supports_jit = False
     # The `Compressor` warns when the first step begins.
     _single_replica_warning: str
