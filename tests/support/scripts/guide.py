@@ -248,11 +248,14 @@ def copied():
 
 
 def first_replicas():
-    """Return state that each worker takes from its first replica."""
+    """Return states that each worker takes from its first replica."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
     with Strategy().scope():
         model = state.center(aggregation="only_first_replica")
+        center = tf.Variable(np.zeros(2, "float32"), aggregation=first)
+    model.compile(model.optimizer, state.pull(center))
     state.fit(model, epochs=1)
-    return state.center_of(model).tolist()
+    return [*state.center_of(model).tolist(), *center.numpy().tolist()]
 
 
 def made_outside():

@@ -438,12 +438,14 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
-    Variables of strings are omitted.
+    Variables of strings are omitted. So are those that TensorFlow itself
+    reduces over replicas in each assignment; see `CommonState.note`.
     """
+    kinds = tf.VariableAggregation
     return [
         each
         for each in reached_variables(model)
-        if each.aggregation == tf.VariableAggregation.NONE
+        if each.aggregation in (kinds.NONE, kinds.ONLY_FIRST_REPLICA)
         and each.synchronization != tf.VariableSynchronization.ON_READ
         and each.dtype != tf.string
     ]
