@@ -1,5 +1,7 @@
 """State that steps assign on each replica is the mean when it is read."""
 
+import types
+
 import cases
 import keras
 import numpy as np
@@ -116,6 +118,8 @@ class Holds(keras.layers.Layer):
         ("regularizer", tf.Variable, False),
         ("module", keras.Variable, False),
         ("module", tf.Variable, False),
+        ("object", keras.Variable, False),
+        ("object", tf.Variable, False),
     ],
 )
 def test_state_that_keras_does_not_track_is_that_of_one_process(
@@ -133,6 +137,11 @@ def test_state_that_keras_does_not_track_is_that_of_one_process(
             )
         elif place == "loss":
             loss = state.pull(center)
+        elif place == "object":
+            box = types.SimpleNamespace(center=center)
+            loss = state.pull(
+                box, lambda box, values: state.moved_towards(box.center, values)
+            )
         else:
             loss = state.pull(center, tf.function(state.moved_towards))
         model = state.compiled(*layers)

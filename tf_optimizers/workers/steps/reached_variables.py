@@ -21,6 +21,8 @@ _OWNERS = (
     keras.constraints.Constraint,
     tf.Module,
 )
+# Objects that have variables with values of their own on each replica.
+_SEPARATE = (keras.Variable, keras.Metric, keras.Optimizer)
 # Types of values that are skipped. User code may refer to large lists of them.
 _PLAIN = {bool, bytes, float, int, str, type(None)}
 _LIBRARIES = {"keras", "tensorflow", "tf_optimizers", "numpy", "builtins"}
@@ -30,8 +32,9 @@ def reached_variables(model: keras.Model) -> list[tf.Variable]:
     """Return the distinct `tf.Variable`s that a model or its code refers to.
 
     The search includes the attributes of the model, and of its layers, losses,
-    regularizers, constraints and `tf.Module`s; elements of lists, tuples and
-    dicts; and names that functions of the user refer to.
+    regularizers, constraints and `tf.Module`s, and of objects of other classes
+    of the user; elements of lists, tuples and dicts; and names that functions
+    of the user refer to.
     """
     found: list[tf.Variable] = []
     seen: set[int] = set()
@@ -62,8 +65,8 @@ def _values_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, types.FunctionType):
         if not _is_of_library(value):
             yield from _values_named_in(value)
-    elif isinstance(value, _OWNERS):
-        yield from vars(value).values()
+    elif isinstance(value, _OWNERS) or _is_of_user(value):
+        yield from getattr(value, "__dict__", {}).values()
         for base in type(value).__mro__:
             if not _is_of_library(base):
                 yield from vars(base).values()
@@ -84,6 +87,11 @@ def _global_names_in(code: types.CodeType) -> Iterator[str]:
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _global_names_in(each)
+
+
+def _is_of_user(value: Any) -> bool:
+    """Return whether an object is of a user's class, with common variables."""
+    return not _is_of_library(type(value)) and not isinstance(value, _SEPARATE)
 
 
 def _is_of_library(value: Any) -> bool:
