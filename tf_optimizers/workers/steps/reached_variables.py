@@ -65,11 +65,13 @@ def _values_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, types.FunctionType):
         if not _is_of_library(value):
             yield from _values_named_in(value)
+    elif isinstance(value, type):
+        if not _is_of_library(value):
+            yield from vars(value).values()
     elif isinstance(value, _OWNERS) or _is_of_user(value):
-        yield from getattr(value, "__dict__", {}).values()
-        for base in type(value).__mro__:
-            if not _is_of_library(base):
-                yield from vars(base).values()
+        # Copy the values first, since a thread may add attributes.
+        yield from [*getattr(value, "__dict__", {}).values()]
+        yield from type(value).__mro__
 
 
 def _values_named_in(function: types.FunctionType) -> Iterator[Any]:
