@@ -57,10 +57,14 @@ def convert(function: Callable) -> Callable:
 
 
 def plain_variable(initial_value: Any, **kwargs: Any) -> tf.Variable:
-    """Create a single variable, even in the scope of a strategy."""
+    """Create a single variable, even in the scope of a strategy.
+
+    By default, the variable is not trainable.
+    """
     # `tf.Variable` would let the strategy create one variable per replica. The
     # class of a single variable has no public name.
-    return resource_variable_ops.ResourceVariable(initial_value, **kwargs)
+    options = {"trainable": False} | kwargs
+    return resource_variable_ops.ResourceVariable(initial_value, **options)
 
 
 def temporary_variable(

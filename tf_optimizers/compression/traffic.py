@@ -71,9 +71,7 @@ class SentRows:
             return
         if index not in self._bytes:
             with tf.init_scope(), tf.device(own_component(variable).device):
-                self._bytes[index] = plain_variable(
-                    tf.zeros([], tf.int64), trainable=False
-                )
+                self._bytes[index] = plain_variable(tf.zeros([], tf.int64))
         self._bytes[index].assign(self._size(gradient))
 
     def _size(self, gradient: Gradient) -> tf.Tensor:

@@ -127,7 +127,6 @@ def variables_on_host() -> Iterator[None]:
         with tf.device(HOST):
             return plain_variable(
                 value,
-                trainable=False,
                 dtype=kwargs["dtype"],
                 name=kwargs["name"],
             )

@@ -91,9 +91,7 @@ class Call:
                 tf.queue.FIFOQueue(_QUEUE_SIZE, [tf.string])
                 for _ in range(replicas)
             ]
-            self._is_on = [
-                plain_variable(False, trainable=False) for _ in range(replicas)
-            ]
+            self._is_on = [plain_variable(False) for _ in range(replicas)]
 
     def start(self, rank: int, argument: Any = 0) -> None:
         """Start the call, in a step of the local replica `rank`."""
@@ -182,11 +180,11 @@ class GatherLater:
         later = extended.later[purpose]
         with tf.init_scope(), tf.device("CPU:0"):
             self._sent = [
-                plain_variable(tf.zeros(shape, dtype), trainable=False)
+                plain_variable(tf.zeros(shape, dtype))
                 for _ in extended.worker_devices
             ]
             self._arrived = plain_variable(
-                tf.zeros([extended.replicas, *shape], dtype), trainable=False
+                tf.zeros([extended.replicas, *shape], dtype)
             )
 
         def gather() -> None:

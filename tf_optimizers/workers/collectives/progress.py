@@ -153,9 +153,7 @@ class Progress:
     def __init__(self, device: str, is_guarded: bool) -> None:
         self.is_guarded = is_guarded
         with tf.init_scope(), tf.device(device):
-            self._variable = plain_variable(
-                tf.zeros([5], tf.int64), trainable=False
-            )
+            self._variable = plain_variable(tf.zeros([5], tf.int64))
 
     @property
     def token(self) -> tf.Tensor:

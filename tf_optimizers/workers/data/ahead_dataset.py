@@ -74,7 +74,7 @@ class AheadDataset(DistributedDatasetsFromFunction):
         self._strategy.extended.background.wait()
         with tf.device("CPU:0"):
             known = batch_digests.start(self._last)
-            self._last = plain_variable(known, trainable=False, shape=[None])
+            self._last = plain_variable(known, shape=[None])
         iterator.variable, iterator.known = self._last, self._last.handle
         # If eager ops run asynchronously, a `tf.function` could otherwise run
         # before the variable exists.

@@ -161,7 +161,7 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
         if size not in seen:
             with tf.init_scope():  # The last element counts batches.
                 start = [*batch_digests.UNKNOWN, 0]
-                seen[size] = plain_variable(start, trainable=False)
+                seen[size] = plain_variable(start)
         last = seen[size].read_value()
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))

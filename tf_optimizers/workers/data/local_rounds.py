@@ -53,7 +53,7 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
     if not optimizers:
         return function
     with tf.init_scope(), tf.device("CPU:0"):
-        waits = plain_variable(False, trainable=False)
+        waits = plain_variable(False)
 
     @functools.wraps(function)
     def train(iterator: Any) -> Any:

@@ -88,7 +88,7 @@ class _ShuffleSeed:
             return None
         with tf.device("CPU:0"):
             start = tf.constant([seed, 0], tf.int64)
-            state = self._of_arrays = plain_variable(start, trainable=False)
+            state = self._of_arrays = plain_variable(start)
 
         def shuffle(rows: tf.Tensor) -> tf.Tensor:
             seed_and_epoch = state.assign_add(tf.constant([0, 1], tf.int64))

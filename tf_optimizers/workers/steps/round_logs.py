@@ -32,8 +32,8 @@ class _Kept:
         self.gather = gather
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = tf.zeros(like.shape, like.dtype)
-            self.last = plain_variable(zeros, trainable=False)
-            self.age = plain_variable(_NEVER, trainable=False)
+            self.last = plain_variable(zeros)
+            self.age = plain_variable(_NEVER)
 
     def keep(self, result: tf.Tensor) -> tf.Tensor:
         """Store the result of a reduction in this step, and return it."""
