@@ -350,8 +350,10 @@ def _values_of(owners: Sequence[Any]) -> list[Any]:
         for value in vars(owner).values():
             if isinstance(value, dict):
                 found += value.values()
+            elif isinstance(value, list | tuple):
+                found += [*value]  # TensorFlow's tuples do not support `+=`.
             else:
-                found += value if isinstance(value, list | tuple) else [value]
+                found += [value]
     return found
 
 

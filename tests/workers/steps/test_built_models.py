@@ -74,6 +74,16 @@ class Unshaped(Halves):
         return super().train_step((self.scale(x), y[:, 0]))
 
 
+class Tupled(Halves):
+    """Has a tuple of layers, which TensorFlow wraps."""
+
+    columns = 4
+
+    def __init__(self):
+        super().__init__()
+        self.both = self.first, self.last
+
+
 class Wrong(Halves):
     """Has an error that it finds at any data, in `call` or `build`."""
 
@@ -101,7 +111,10 @@ def fitted(model, run_eagerly=False):
 
 @pytest.mark.parametrize(
     ("make", "eagerly"),
-    [(FitsAtOnce, False), (NeedsValues, True), (Unshaped, False)],
+    [
+        *((FitsAtOnce, False), (NeedsValues, True), (Unshaped, False)),
+        (Tupled, False),
+    ],
 )
 def test_step_builds_what_call_does_not(ours, make, eagerly):
     expected, loss = run_twice(ours, lambda: fitted(make(), eagerly))
