@@ -33,7 +33,18 @@ from .models import (
     TASKS,
     WRAPPERS,
 )
-from .own import IDEAL_OF_OURS, JOINED, RETURNED, STEPS, with_step
+from .own import (
+    DRAWN,
+    HELD_AS,
+    HOLDERS,
+    IDEAL_OF_OURS,
+    JOINED,
+    RETURNED,
+    STEPS,
+    with_draws,
+    with_held,
+    with_step,
+)
 from .rules import (
     ADDED,
     COMPARED,
@@ -88,6 +99,12 @@ FEATURES = {
     "step": {"def": 3} | dict.fromkeys(STEPS[1:], 1),
     "test step": {"Keras's": 3, "another name": 1},
     "returned": {"metrics": 3} | dict.fromkeys(list(RETURNED)[1:], 1),
+    "drawn": {"nothing": 8} | dict.fromkeys(list(DRAWN)[1:], 1),
+    "held by": {"nobody": 8} | dict.fromkeys(HOLDERS, 1),
+    "held as": dict.fromkeys(HELD_AS, 1),
+    "aggregation": {
+        **{"none": 3, "mean": 1, "sum": 1, "only_first_replica": 1},
+    },
     "precision": {
         "float32": 12,
         "mixed_float16": 1,
@@ -134,7 +151,10 @@ FEATURES = {
     "validation": {"none": 4, "data": 2, "split": 1, "generator": 1},
     "epochs": {2: 4, 1: 3, 3: 1},
     "steps": {"none": 6, "fewer": 1, "repeat": 1},
-    "scale": {"ordinary": 12, "huge": 1, "enormous": 1},
+    "scale": {
+        **{"ordinary": 12, "huge": 1, "one row": 1, "a scaled row": 1},
+        **{"enormous": 1},
+    },
     # The task.
     "task": {"regression": 5, "binary": 2, "classes": 3, "onehot": 2},
     "loss": None,  # One of `LOSSES[task]`.
@@ -214,7 +234,10 @@ CALLBACKS = {
     "CSVLogger": 'keras.callbacks.CSVLogger(folder / "log.csv")',
     "SwapEMAWeights": "keras.callbacks.SwapEMAWeights(swap_on_epoch=True)",
     "Drawing": "Drawing()",
-    "Copying": "Copying()",
+    **{
+        name: f"{name}()"
+        for name in ("Copying", "Writing", "Evaluating", "Predicting")
+    },
     "BackupAndRestore": 'tfo.callbacks.BackupAndRestore("backup")',
 }
 # Data of other kinds than the first `fit` has.
@@ -355,7 +378,8 @@ THEMES = {
     **{"script": 3, "wrapper": 2, "precision": 2},
     **{"shuffle": 5, "family": 3, "looked at": 2, "custom": 3, "source": 2},
     **{"exclude": 2, "layers": 3, "loss": 2, "optimizer": 3, "actions": 3},
-    **{"callbacks": 2, "rest": 2, "scale": 0.5},
+    **{"callbacks": 2, "rest": 2, "scale": 0.7, "held as": 0.4},
+    **{"held by": 0.4, "aggregation": 0.4, "accumulate": 2},
 }
 # The features that the values of a feature depend on.
 OF = {"layers": "input", "loss": "task", "metrics": "task"}
@@ -590,6 +614,7 @@ IMPORTS = """import functools
 import json
 import os
 import pathlib
+import types
 
 import keras
 import numpy as np
@@ -630,6 +655,15 @@ def precision(program):
     return f'keras.config.set_dtype_policy("{policy}")'
 
 
+SCALED = {
+    "ordinary": "",
+    "huge": "x *= 10000",
+    "one row": "x[rows // 2] *= 1e6",
+    "a scaled row": "x[rows // 2] *= 1e30",
+    "enormous": "x *= 1e12",
+}
+
+
 def data_text(program):
     """Return the arrays x, y and, if there are any, w."""
     rows = program["batch"] * program["batches"] + program["rest"]
@@ -637,9 +671,7 @@ def data_text(program):
         "rng = np.random.default_rng(0)",
         f"rows = {rows}",
         SHAPES[program["input"]],
-        {"huge": "x *= 10000", "enormous": "x *= 1e12"}.get(
-            program["scale"], ""
-        ),
+        SCALED[program["scale"]],
         VOCABULARY if program["vocabulary"] == "set" else "",
         TASKS[program["task"]][0],
         nudge_text(program),
@@ -754,7 +786,9 @@ def helper_text(program, name, ideal):
             else found
         )
         tests = program["test step"] != "Keras's"
-        found = with_step(found, program["step"], tests)
+        found = with_draws(found, program["drawn"])
+        held = (program[name] for name in ("held by", "held as", "aggregation"))
+        found = with_step(with_held(found, *held), program["step"], tests)
     for place, text in {
         "{batch}": program["batch"],
         "{stop}": rows,
@@ -1308,6 +1342,12 @@ seen["is finite"] = all(
 )"""
 
 
+HELD = """
+held_values = strategy.experimental_local_results({name})
+seen["held"] = np.array(held_values[0])
+seen["is common"] = len({{float(value) for value in held_values}}) == 1"""
+
+
 def noted_fit(program):
     call = f"history = {fit_call(program)}"
     if program["branches"] == "fit":
@@ -1315,6 +1355,10 @@ def noted_fit(program):
     more = FINITE if program["scale"] == "enormous" else ""
     if program["custom"] == "own average":
         more += '\nseen["average"] = np.array(model.average)'
+    if program["held by"] != "nobody":
+        _, name = HOLDERS[program["held by"]]
+        name += ".value" * (program["held as"] == "keras.Variable")
+        more += HELD.format(name=name)
     if program["loss"] == "by hand: moving":
         more += '\nseen["goal"] = goal.numpy()'
     return f'{call}\nseen[f"fit {{len(seen)}}"] = history.history\n{NOTE}{more}'

@@ -56,6 +56,7 @@ BODIES = {
         ),
         "LayerNormalization": "layers.LayerNormalization()",
         "UnitNormalization": "layers.UnitNormalization()",
+        "Unused": "Unused()",
         "GroupNormalization": "layers.GroupNormalization(2)",
         "ActivityRegularization": "layers.ActivityRegularization(l2=0.01)",
         "SpectralNormalization": (
@@ -110,6 +111,8 @@ BODIES = {
         "Embedding": "layers.Embedding(10, 4)",
         "masked Embedding": "layers.Embedding(10, 4, mask_zero=True)",
         "PositionEmbedding": "PositionEmbedding()",
+        "TwoEmbeddings": "TwoEmbeddings()",
+        "TiedEmbedding": "TiedEmbedding()",
         "LSTM": "layers.LSTM(4)",
         "GRU": "layers.GRU(4)",
         "SelfAttention": "SelfAttention()",
@@ -178,6 +181,8 @@ METRICS = {
         "by hand: Metric": "OwnMetric()",
         "by hand: variable": "Counted()",
         "by hand: sum": "Total()",
+        "by hand: of losses": "OfLosses()",
+        "by hand: of metrics": "OfMetrics()",
         # Without percentages, which labels of 0 make as large as rounding
         # errors.
         "logarithms": "keras.metrics.MeanSquaredLogarithmicError()",
@@ -251,7 +256,10 @@ OPTIMIZERS = {
 }
 WRAPPERS = {
     "none": "{inner}",
-    "LossScale": "keras.optimizers.LossScaleOptimizer({inner}{more})",
+    "LossScale": (
+        "keras.optimizers.LossScaleOptimizer(\n"
+        "    {inner}, dynamic_growth_steps=2{more}\n)"
+    ),
     "SparseLoCo": (
         "tfo.SparseLoCo(\n    {inner}, sparsity=(0.5,), "
         "min_compress_size=1{more}\n)"
@@ -346,6 +354,29 @@ HELPERS = {
 
     def call(self, x):
         return self.tokens(x) + self.positions(ops.arange(6))""",
+    "TwoEmbeddings": """class TwoEmbeddings(layers.Layer):
+    def build(self, shape):
+        self.tables = [layers.Embedding(10, 4), layers.Embedding(5, 4)]
+        for table in self.tables:
+            table.build(shape)
+
+    def call(self, x):
+        one, two = self.tables
+        return one(x) + one(x[:, ::-1]) + two(x // 2)""",
+    "TiedEmbedding": """class TiedEmbedding(layers.Layer):
+    def build(self, shape):
+        self.table = layers.Embedding(10, 4)
+        self.table.build(shape)
+
+    def call(self, x):
+        table = ops.convert_to_tensor(self.table.embeddings)
+        return ops.matmul(self.table(x), ops.transpose(table))""",
+    "Unused": """class Unused(layers.Layer):
+    def build(self, shape):
+        self.unused = self.add_weight(shape=(3,), name="unused")
+
+    def call(self, x):
+        return x""",
     "loss_of_rows": """def loss_of_rows(y_true, y_pred):
     return ops.mean(ops.square(y_true - y_pred), axis=-1)""",
     "loss_of_all": """def loss_of_all(y_true, y_pred):
@@ -401,6 +432,38 @@ def pulling(y_true, y_pred):
 
     def result(self):
         return self.total""",
+    "OfLosses": """class OfLosses(keras.metrics.Metric):
+    def __init__(self, name="of_losses"):
+        super().__init__(name=name)
+        self.mean_of = keras.losses.MeanSquaredError()
+        self.sum_of = keras.losses.MeanAbsoluteError(reduction="sum")
+        self.total = self.add_weight(initializer="zeros", name="total")
+        self.count = self.add_weight(initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        rows = ops.cast(ops.shape(y_true)[0], self.dtype)
+        mean = ops.cast(self.mean_of(y_true, y_pred), self.dtype)
+        self.total.assign_add(rows * mean)
+        self.total.assign_add(
+            ops.cast(self.sum_of(y_true, y_pred, sample_weight), self.dtype)
+        )
+        self.count.assign_add(rows)
+
+    def result(self):
+        return self.total / (self.count + 1e-7)""",
+    "OfMetrics": """class OfMetrics(keras.metrics.Metric):
+    def __init__(self, name="of_metrics"):
+        super().__init__(name=name)
+        self.loss = keras.losses.MeanSquaredError()
+        self.mean = keras.metrics.Mean()
+        self.parts = [keras.metrics.MeanAbsoluteError()]
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.mean.update_state(self.loss(y_true, y_pred))
+        self.parts[0].update_state(y_true, y_pred, sample_weight)
+
+    def result(self):
+        return self.mean.result() + self.parts[0].result()""",
     "Twice": '''class Twice(keras.metrics.Metric):
     """How many rows have come more than once in an epoch."""
 
@@ -511,6 +574,22 @@ def pulling(y_true, y_pred):
     def on_train_end(self, logs=None):
         seen["copied"] = self.copy.predict(some(x, 4), verbose=0)
         seen["copied weights"] = self.copy.get_weights()''',
+    "Writing": '''class Writing(keras.callbacks.Callback):
+    """Writes weights within an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        for weight in self.model.trainable_weights:
+            weight.assign(0.875 * weight)''',
+    "Evaluating": """class Evaluating(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        seen.setdefault("evaluated", []).append(self.model.evaluate(
+            some(x, 5), some(y, 5), 2, return_dict=True, verbose=0
+        ))""",
+    "Predicting": """class Predicting(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        seen.setdefault("predicted", []).append(
+            self.model.predict(some(x, 5), 2, verbose=0)
+        )""",
     "Embedding of sums": '''class Embedding(layers.Embedding):
     """Sums duplicate rows before the optimizer sees them."""
 

@@ -199,6 +199,74 @@ RETURNED = {
         "and self.metrics[0].result()"
     ),
 }
+# Random numbers in a step, without a seed.
+DRAWN = {
+    "nothing": "",
+    "a number": "()",
+    "elements": "ops.shape(y_pred)",
+}
+_DRAW = """            shape = {shape}
+            y_pred *= keras.random.uniform(shape, 0.5, 1.0, y_pred.dtype)
+"""
+
+
+def with_draws(text, drawn):
+    """Return the text of a class whose step multiplies by random numbers."""
+    if not DRAWN[drawn]:
+        return text
+    loss = "            loss = self.compute_loss("
+    return text.replace(loss, _DRAW.format(shape=DRAWN[drawn]) + loss)
+
+
+# Who holds a variable that a step assigns: its name in the step, and outside.
+HOLDERS = {
+    "an object": ("box.held", "box.held"),
+    "the script": ("held", "held"),
+    "the model": ("self.held", "model.held"),
+}
+HELD_AS = ("keras.Variable", "tf.Variable")
+_HELD = """with strategy.scope():
+    {name} = {make}
+
+
+"""
+_ASSIGNED = """        value = ops.cast(y, "float32")
+        {name}.assign({value})
+        for metric in"""
+
+
+def with_held(text, holder, kind, aggregation):
+    """Return the text of a class whose step assigns a variable."""
+    if holder == "nobody":
+        return text
+    name, _ = HOLDERS[holder]
+    value = f"0.75 * {name} + 0.25 * ops.mean(value)"
+    if aggregation == "sum":
+        value = "ops.sum(value)"
+    if kind == "tf.Variable":
+        aggregation = f"tf.VariableAggregation.{aggregation.upper()}"
+    else:
+        aggregation = f'"{aggregation}"'
+    make = (
+        f'{kind}(\n    np.float32(0), trainable=False, dtype="float32",\n'
+        f"    aggregation={aggregation},\n)"
+    )
+    if holder == "the model":
+        init = _INIT.format(make=make.replace("\n", "\n        "))
+        text = text.replace("    def train_step(", f"{init}    def train_step(")
+    else:
+        text = _HELD.format(name=name, make=make.replace("\n", "\n    ")) + text
+        if holder == "an object":
+            text = f"box = types.SimpleNamespace()\n{text}"
+    assigned = _ASSIGNED.format(name=name, value=value)
+    return text.replace("        for metric in", assigned, 1)
+
+
+_INIT = """    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.held = {make}
+
+"""
 TRAIN_STEP = f"""class Custom(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

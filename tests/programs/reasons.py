@@ -60,7 +60,10 @@ REASONS = {
     ),
     "Statistics of a replica's rows are made common at the end of an epoch.": (
         lambda p: (
-            {"BatchNormalization", *STATEFUL} & set(p["layers"])
+            (
+                {"BatchNormalization", *STATEFUL} & set(p["layers"])
+                or p["held by"] == "the model"
+            )
             and (p["script"] == "loop" or "train_on_batch" in p["actions"])
         ),
         ("replicas",),
@@ -88,6 +91,24 @@ REASONS = {
     "A mean over replicas is one over rows only if they have as many.": (
         lambda p: is_uneven(p) or p["validation"] != "none",
         ("goal",),
+    ),
+    "So is what a step assigns, and a first replica has only its rows.": (
+        lambda p: is_uneven(p) or p["aggregation"] == "only_first_replica",
+        ("held",),
+    ),
+    "Weights include what the model holds.": (
+        lambda p: (
+            p["held by"] == "the model"
+            and (is_uneven(p) or p["aggregation"] == "only_first_replica")
+        ),
+        ("weights", "loaded"),
+    ),
+    "Each replica draws numbers for its own rows, and each run others.": (
+        lambda p: (
+            p["drawn"] == "elements"
+            or (p["drawn"] == "a number" and not p["seeded"])
+        ),
+        EVERYTHING,
     ),
     "Sharpness-aware steps go where each replica's rows lead.": (
         lambda p: p["custom"] == "SAM",
@@ -177,7 +198,7 @@ REASONS = {
         EVERYTHING,
     ),
     "What comes near an overflow may be infinite.": (
-        lambda p: p["scale"] == "huge",
+        lambda p: p["scale"] in ("huge", "one row", "a scaled row"),
         tuple(
             f"{name} {loss}"
             for name in ("fit *", "logs *", "evaluate", "test_on_batch")

@@ -24,6 +24,10 @@ OURS = {"Lamb", "LANS", "AdamOffload", "DGC", "DGC dense", "DGC to the end"}
 ADAPTED = {"Lamb", "LANS", "KerasLamb", "Adafactor"}
 PARTS = {"gan", "parts", "no call", "scalar"}
 HALVES = {"bfloat16", "float16"}
+# Layers that are classes of a script.
+CLASSES = (
+    *("SelfAtt", "PositionEmb", "Residual", "TwoEmb", "TiedEmb", "Unused"),
+)
 STATEFUL = {"Centre", "CommonCentre", "Codebook"}
 OWN_OPTIMIZERS = {
     *("OfCopies", "OfReversed", "OfIndices", "OfAttribute"),
@@ -55,7 +59,7 @@ PLAIN = {
     *("none", "layers", "sequential", "vector", "regression", "float32"),
     *("inside", "not", "constant", "ordinary", 0, 1),
     *("Keras", "in order", "by hand", "apply", "function", "dataset"),
-    "at once",
+    *("at once", "nothing", "nobody", "keras.Variable"),
     *("alike", "any", "def", "Keras's", "metrics", "AUTO", "by one", False),
     *("mse", "SGD", "arrays"),
 }
@@ -298,6 +302,29 @@ RULES = [
     only("step", but("def"), "of classes", custom=OWN_STEP),
     only("returned", but("metrics"), "of it", custom={"train_step", "SAM"}),
     only("test step", but("Keras's"), "of it", custom={"train_step", "SAM"}),
+    only("drawn", but("nothing"), "of it", custom={"train_step", "SAM"}),
+    only(
+        *("held by", but("nobody"), "of it"),
+        custom={"train_step"},
+        shuffle=but(*SHUFFLED),
+    ),
+    only(
+        "held as", but("keras.Variable"), "of it", **{"held by": but("nobody")}
+    ),
+    only("aggregation", but("none"), "of it", **{"held by": but("nobody")}),
+    never(
+        lambda p: (
+            p["interrupt"] != "none"
+            and p["held by"] != "nobody"
+            and (p["held by"] != "the model" or p["held as"] == "tf.Variable")
+        ),
+        "a backup has the model's weights",
+    ),
+    only(
+        *("layers", {"Unused"}, "None is no tensor"),
+        custom=but("SAM"),
+        apply=but("in two calls", "two losses"),
+    ),
     only(
         *("returned", {"by output"}, "labels and outputs of one shape"),
         task=but("classes"),
@@ -708,11 +735,19 @@ RULES = [
         actions=but("fit", "freeze", "thaw", "freeze, compile", "set rate"),
     ),
     only(
-        *("scale", {"huge"}, "what overflows"),
-        precision={"mixed_float16"},
+        *("scale", {"huge", "one row", "a scaled row"}, "what overflows"),
         input={"vector"},
         layers=PLAIN,
         metrics=PLAIN,
+    ),
+    only(
+        *("scale", {"huge", "one row"}, "what overflows"),
+        precision={"mixed_float16"},
+    ),
+    only(
+        *("scale", {"a scaled row"}, "what overflows is skipped"),
+        precision={"float32"},
+        wrapper={"LossScale"},
     ),
     # Model.
     only(
@@ -791,16 +826,13 @@ RULES = [
         "metrics",
         {
             *("by hand: function", "by hand: Metric", "by hand: variable"),
-            "by hand: sum",
+            *("by hand: sum", "by hand: of losses", "by hand: of metrics"),
         },
         "functions of a script",
         actions=but("save, load"),
     ),
     never(
-        lambda p: (
-            "save, load" in p["actions"]
-            and has_layer(p, "SelfAtt", "PositionEmb", "Residual")
-        ),
+        lambda p: "save, load" in p["actions"] and has_layer(p, *CLASSES),
         "classes of a script",
     ),
     only(
@@ -1005,6 +1037,7 @@ RULES = [
         callbacks=but(
             *("BackupAndRestore", "EarlyStopping", "ReduceLROnPlateau"),
             *("LambdaCallback", "CSVLogger", "ModelCheckpoint"),
+            *("Evaluating", "Predicting"),
         ),
         epochs=but(1),
         where=but("mirrored"),
@@ -1025,6 +1058,13 @@ RULES = [
         family={"layers"},
         wrapper=but(*LOCAL),
         where=but("mirrored"),
+    ),
+    only(
+        *("callbacks", {"Evaluating", "Predicting"}, "a loss and predictions"),
+        custom=but(*OWN_METRICS),
+        family={"layers"},
+        where=but("mirrored"),
+        source=but(*GENERATORS),
     ),
     only(
         *("actions", {"metric outside", "apply outside"}, "of ours"),

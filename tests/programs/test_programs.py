@@ -46,6 +46,16 @@ HANDFUL = {
         "loss": "by hand: moving",
         "actions": ["evaluate", "fit"],
     },
+    "held": {
+        "where": "2",
+        "layers": ["Unused"],
+        "custom": "train_step",
+        "drawn": "a number",
+        "held by": "an object",
+        "held as": "tf.Variable",
+        "metrics": ["by hand: of losses"],
+        "callbacks": ["Evaluating"],
+    },
     "conservation": {
         "where": "2",
         "script": "conservation",
