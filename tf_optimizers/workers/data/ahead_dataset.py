@@ -90,11 +90,13 @@ class AheadDataset(DistributedDatasetsFromFunction):
             "weights as the third element."
         )
 
-    def keep_on_host(self) -> None:
-        """Copy no batches to a device if the worker's only replica is on a CPU.
+    def set_up(self, batches: int, endless: Any, begin: Callable) -> None:
+        """Set attributes, and options unless the user has set any.
 
-        Options that the user has set are not changed.
+        If the worker's only replica is on a CPU, no batches are copied.
         """
+        self._cardinality = batches
+        self.endless, self.begin = endless, begin
         devices = self._strategy.extended.worker_devices
         is_host = len(devices) == 1 and "device:CPU:" in devices[0]
         if is_host and self._options is None:
@@ -147,7 +149,5 @@ def look_ahead(
             iterator.
     """
     distributed.__class__ = AheadDataset
-    distributed._cardinality, distributed.begin = batches, begin
-    distributed.endless = endless
-    distributed.keep_on_host()
+    distributed.set_up(batches, endless, begin)
     return distributed
