@@ -98,7 +98,7 @@ EFFECTS = {
     "int(optimizer.iterations)": "result == 0",
     "optimizer.variables": "result[0] is optimizer.iterations",
     "optimizer.save_own_variables(state := {})": "len(state) == 2",
-    "[v.path for v in optimizer.variables]": (
+    "{v.path: v for v in optimizer.variables}": (
         "[path.split('/')[-1] for path in result]"
         " == ['iteration', 'learning_rate']"
     ),
