@@ -173,6 +173,20 @@ def test_wrapper_adds_exclusions_to_those_of_its_inner_optimizer(wrap, how):
     assert decayed_alone(model) == [False, *others]
 
 
+@pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("wrap", [tfo.SparseLoCo, tfo.ShardedState])
+def test_config_of_a_wrapper_excludes_names_in_another_model(wrap, inner):
+    """The inner optimizer's config does not have the wrapper's exclusions."""
+    optimizer = wrap(INNER[inner]())
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build(make_model("sequential").trainable_variables)
+    model = keras.Sequential([keras.Input((3,)), dense()])
+    shift(model)
+    model.compile(wrap.from_config(optimizer.get_config()), "mse")
+    assert decayed_alone(model) == [True, False]
+
+
 @cases.needs_groups
 @pytest.mark.filterwarnings("ignore:SparseLoCo saves traffic")
 @pytest.mark.parametrize("how", HOW)

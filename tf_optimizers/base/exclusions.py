@@ -54,10 +54,12 @@ class Excluded:
             They are recorded when the optimizer is built, because an inner
             optimizer's variables may have the model's paths only in `build`.
         chosen: The positions of the variables that the user passed to
-            `exclude_from_weight_decay()`.
+            `exclude_from_weight_decay()`, or that a wrapper excludes.
         by_patterns: For each purpose, such as "weight_decay", the patterns and
             the positions of the variables that match. Purposes without patterns
             are left out.
+        by_wrapper: The positions in `chosen` that only a wrapper excludes. The
+            wrapper's config saves them.
     """
 
     labels: Sequence[str] = ()
@@ -65,6 +67,7 @@ class Excluded:
     by_patterns: Mapping[str, tuple[Sequence[str], AbstractSet[int]]] = (
         dataclasses.field(default_factory=dict)
     )
+    by_wrapper: AbstractSet[int] = frozenset()
 
     def has(self, purpose: str, index: int) -> bool:
         """Return whether patterns exclude the variable at `index`.
@@ -76,11 +79,12 @@ class Excluded:
 
     def entry(self) -> dict[str, Any]:
         """Return the exclusions for a config; empty if there are none."""
-        if not self.chosen and not self.by_patterns:
+        own = self.chosen - self.by_wrapper
+        if not own and not self.by_patterns:
             return {}
         return {
             _ALL: list(self.labels),
-            _CHOSEN: sorted(self.chosen),
+            _CHOSEN: sorted(own),
             **{
                 purpose: [list(patterns), sorted(found)]
                 for purpose, (patterns, found) in self.by_patterns.items()

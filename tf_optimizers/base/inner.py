@@ -116,13 +116,16 @@ def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
         exclude_from_weight_decay(inner, variables)
         return
     keys = {variable_key(inner, variable) for variable in variables}
-    chosen = {
+    excluded = inner._excluded
+    more = {
         i
         for i, variable in enumerate(built_variables(inner))
         if variable_key(inner, variable) in keys
-    }
+    } - excluded.chosen
     inner._excluded = dataclasses.replace(
-        inner._excluded, chosen=inner._excluded.chosen | chosen
+        excluded,
+        chosen=excluded.chosen | more,
+        by_wrapper=excluded.by_wrapper | more,
     )
 
 
