@@ -64,7 +64,7 @@ class GatheredExchange(Exchange):
     ) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Sum selected entries and other gradients.
 
-        Every selected entry is sent, unless it is rounded to 0.
+        Every selected entry is sent, perhaps rounded to 0.
         """
         if not selections:
             return [], replicas_of().gather_and_sum(others)

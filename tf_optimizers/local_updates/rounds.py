@@ -101,7 +101,7 @@ class Rounds:
     def taken(self) -> int:
         """The number of local steps since all replicas had equal weights."""
         taken = backend_variable(self._taken)
-        # A variable that a `tf.function` creates has no value until later.
+        # While a `tf.function` is traced, its new variables have no value.
         return int(tf.convert_to_tensor(taken)) if taken.is_initialized() else 0
 
     def left(self) -> tf.Tensor:

@@ -135,7 +135,7 @@ class Archive:
                 self.replaced = [n for n in generations if n > generation]
                 if damage and self._group.worker == 0:
                     warnings.warn(
-                        f"The newest backup is damaged: {'; '.join(damage)}. "
+                        f"Newer backups cannot be read: {'; '.join(damage)}. "
                         f"Restoring backup {generation:08} instead.",
                         stacklevel=2,
                     )

@@ -46,7 +46,7 @@ def main(task_path: str) -> None:
     # any tensor.
     forwarder = None if link == NONE else join()
     strategy = tfo.SparseMultiWorkerMirroredStrategy()
-    # Set this seed only once: setting it discards all compiled kernels.
+    # Set this seed only once: setting it clears TensorFlow's caches.
     # TensorFlow combines it with the seed of each run's shuffle.
     keras.utils.set_random_seed(0)
     plan = QUICK if task["quick"] else FULL

@@ -94,7 +94,7 @@ class SynchronizedGenerator:
             self.peeked[:] = self._draw_some(len(self.peeked))
 
     def _draw_some(self, number: int) -> list[Any]:
-        """Draw up to `number` batches, fewer at the end of the generator."""
+        """Draw `number` batches, or fewer at the end of the generator."""
         found: list[Any] = []
         with contextlib.suppress(StopIteration):
             while len(found) < number:

@@ -92,7 +92,7 @@ def _global_names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_user(value: Any) -> bool:
-    """Return whether an object is of a user's class, with common variables."""
+    """Return whether a value is of a user's class, but not of `_SEPARATE`."""
     return not _is_of_library(type(value)) and not isinstance(value, _SEPARATE)
 
 

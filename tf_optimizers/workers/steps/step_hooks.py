@@ -206,7 +206,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 def scaling_loss(optimizer: Any) -> list[Attribute]:
     """Return the attributes for `replaced` that scale the loss of Keras's step.
 
-    The class of a `LossScaleOptimizer` is changed for all steps; see
+    The list is empty for a `LossScaleOptimizer`, whose class is patched; see
     `patches.py`.
     """
     dynamic = keras.optimizers.LossScaleOptimizer

@@ -71,7 +71,7 @@ def weight_uneven_batches() -> None:
 
 
 def _scale(original: Callable, loss: tf.Tensor) -> tf.Tensor:
-    """Scale a loss as Keras does, except in a model's step."""
+    """Scale or unscale a loss as Keras does, except in a model's step."""
     return original(loss) if replica.share is None else loss
 
 
