@@ -192,7 +192,7 @@ class Returning(keras.Sequential):
 
     def __init__(self):
         super().__init__([keras.Input((4,)), keras.layers.Dense(2)])
-        self.tracker = keras.metrics.Mean(name="loss")
+        self.tracker = keras.metrics.Mean(name="mean")
 
     def train_step(self, data):
         logs = super().train_step(data)
