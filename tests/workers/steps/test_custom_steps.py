@@ -288,6 +288,46 @@ def test_metric_variable_that_moves_by_its_own_value_is_named(ours):
     assert all(any(f"`moving/{n}`" in m for m in messages) for n in names)
 
 
+class InTensorFlow(keras.metrics.Metric):
+    """Adds up values in a `tf.Variable`, which Keras does not track."""
+
+    def __init__(self):
+        super().__init__(name="in_tensorflow")
+        self.total = tf.Variable(0.0, trainable=False)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_pred))
+
+    def result(self):
+        return self.total
+
+
+class Rate(keras.metrics.Metric):
+    """The learning rate, without any state."""
+
+    def __init__(self, optimizer):
+        super().__init__(name="rate")
+        self.optimizer = optimizer
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        pass
+
+    def result(self):
+        return self.optimizer.learning_rate
+
+
+def test_metric_without_variables_of_keras_is_named(ours):
+    with ours.scope():
+        model = custom_steps.dense(2)
+        optimizer = keras.optimizers.SGD(0.1)
+        metrics = [InTensorFlow(), Rate(optimizer), "mae"]
+        model.compile(optimizer, "mse", metrics=metrics)
+    with pytest.warns(UserWarning, match="must have variables") as warned:
+        model.test_on_batch(custom_steps.X, custom_steps.Y)
+    (message,) = {str(each.message) for each in warned}
+    assert "`in_tensorflow`, without such variables" in message
+
+
 class OfBatches(keras.metrics.Metric):
     """The mean of the batches' means."""
 

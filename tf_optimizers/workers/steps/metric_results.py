@@ -17,6 +17,9 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import has_means
 from tf_optimizers._compat.strategies import Attribute
 from tf_optimizers._compat.tensorflow_internals import convert
+from tf_optimizers.workers.steps.metric_variables import (
+    warn_without_variables,
+)
 from tf_optimizers.workers.steps.replica_state import replica
 
 # If a metric's variables would take more bytes than this as float32, steps do
@@ -102,7 +105,9 @@ def _with_own_losses(metric: keras.metrics.Metric) -> Callable:
     @tf.autograph.experimental.do_not_convert
     def update_state(*args: Any, **kwargs: Any) -> Any:
         with replica.set(is_adding_up=is_adding_up):
-            return update(*args, **kwargs)
+            result = update(*args, **kwargs)
+        warn_without_variables(metric)
+        return result
 
     return update_state
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_optimizers._compat import distinct
@@ -28,6 +29,8 @@ _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
 _SUMS = ("AddV2", "Add", "AddN")
 # Ops that add to their first operand, or subtract from it.
 _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
+# Types of attributes in which a metric may keep values of earlier steps.
+_VALUES = (list, dict, np.ndarray, tf.Variable)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -76,6 +79,25 @@ def warn_unless_sum(
             "create it with "
             "`add_variable(..., aggregation='mean')`, to get the mean of the "
             "replicas' values instead of their sum."
+        )
+
+
+def warn_without_variables(metric: keras.metrics.Metric) -> None:
+    """Warn if a step updates a metric that has values outside of `variables`.
+
+    A metric without any values, such as the learning rate, is right.
+    """
+    if metric.variables:
+        return
+    names = vars(metric).keys() - vars(keras.metrics.Metric(name="base")).keys()
+    if any(isinstance(getattr(metric, name), _VALUES) for name in names):
+        _warn(
+            "A metric must have variables made by its `add_variable`, since "
+            "only their values on all replicas are added. Received: "
+            f"`{metric.name}`, without such variables. Its results do not "
+            "count the rows of all replicas. Use `add_variable` instead of "
+            "lists or `tf.Variable`s, or compute the result from the "
+            "predictions of `model.predict` in a callback's `on_epoch_end`."
         )
 
 
