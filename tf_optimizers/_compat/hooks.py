@@ -63,11 +63,15 @@ def build_from_specs(
             return
         if type(self).call is keras.Model.call:
             return  # The step builds the layers when it calls them.
+        spec = data_batch
         if iterator is not None:
             spec = iterator._distributed_dataset.element_spec
             data_batch = tf.nest.map_structure(_symbol, spec)
+        by_batch = functools.partial(build, self, data_batch=data_batch)
         try:
-            _build(self, functools.partial(build, self, data_batch=data_batch))
+            _build(
+                self, by_batch, any(map(_is_composite, tf.nest.flatten(spec)))
+            )
         except Exception:  # The user's code may raise any error.
             if iterator is None:
                 failed(self.distribute_strategy)
@@ -76,20 +80,23 @@ def build_from_specs(
     hook("Model._maybe_symbolic_build", build_from_batch)
 
 
-def _build(model: keras.Model, build: Callable[[], None]) -> None:
-    """Build a model; ignore errors if it has a custom step or runs eagerly.
+def _build(
+    model: keras.Model, build: Callable[[], None], is_composite: bool
+) -> None:
+    """Build a model; ignore errors that its step may not raise.
 
     A custom step may call the model with data other than the batch. With
     `run_eagerly`, `call` or a metric may need values, which symbolic tensors do
-    not have. So an error here may be harmless. Otherwise, the step raises the
-    error again.
+    not have. If the batch `is_composite`, `call` may need ragged or sparse
+    tensors, but Keras builds models from dense ones. So an error here may be
+    harmless. Otherwise, the step raises the error again.
 
     Raises:
         RuntimeError: If the model has a custom step, and `call` fails after it
             has built some layers but not all. The built layers may have wrong
             shapes. With `run_eagerly`, this error is not raised.
     """
-    if not (model.run_eagerly or _has_custom_step(model)):
+    if not (model.run_eagerly or is_composite or _has_custom_step(model)):
         build()
         return
     count, call, returned = len(model.variables), model.call, []
@@ -125,6 +132,16 @@ def _has_custom_step(model: keras.Model) -> bool:
         name in vars(model)
         or getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "test_step", "predict_step")
+    )
+
+
+def _is_composite(value: Any) -> bool:
+    """Return whether a tensor, or its type spec, is ragged or sparse."""
+    if isinstance(value, values.PerReplicaSpec):
+        value = value._value_specs[0]
+    tensors = tf.RaggedTensor, tf.SparseTensor
+    return isinstance(
+        value, (*tensors, tf.RaggedTensorSpec, tf.SparseTensorSpec)
     )
 
 

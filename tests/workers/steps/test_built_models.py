@@ -179,3 +179,37 @@ def test_generator_may_give_none_for_weights(ours, eagerly):
 
     expected, found = run_twice(ours, run)
     assert found == pytest.approx(expected, 1e-5)
+
+
+class Composite(keras.Model):
+    """Its `call` needs a ragged or sparse tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x):
+        if isinstance(x, tf.RaggedTensor):
+            return self.last(x.to_tensor(shape=(None, 3)))
+        return self.last(tf.sparse.sparse_dense_matmul(x, tf.ones((4, 3))))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        tf.ragged.constant([[1.0], [2, 3], [], [4, 5, 6], [7], [8]]),
+        tf.sparse.from_dense(X),
+    ],
+    ids=["ragged", "sparse"],
+)
+def test_model_may_need_ragged_or_sparse_batches(ours, x):
+    def run():
+        keras.utils.set_random_seed(1)
+        model = Composite()
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(4)
+        logs = model.fit(data, shuffle=False, verbose=0).history
+        return [*logs["loss"], *logs["mae"], *model.predict(data)[:, 0]]
+
+    expected, found = run_twice(ours, run)
+    assert found == pytest.approx(expected, 1e-5)
