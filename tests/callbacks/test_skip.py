@@ -15,6 +15,7 @@ from backups import (
     fit,
     fit_alone,
     interrupt,
+    make_model,
     make_small,
 )
 
@@ -93,6 +94,33 @@ def test_skipped_epochs_do_not_outlive_a_fit_that_raises(tmp_path):
     with pytest.raises(Interruption):
         fit(model, tmp_path, Fail())
     assert fit_alone(model) == 6
+
+
+class Shrink(keras.callbacks.Callback):
+    """Changes the weights after each batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        for weight in self.model.trainable_weights:
+            weight.assign(0.9 * weight)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["before", "after"])
+def test_weights_that_a_callback_changes_are_resumed(tmp_path, place):
+    """It changes them for skipped batches, too."""
+
+    def train(model, name, *callbacks):
+        backup = tfo.callbacks.BackupAndRestore(tmp_path / name, save_freq=2)
+        callbacks = [backup, *callbacks]
+        callbacks.insert(place, Shrink())
+        keywords = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        model.fit(X, Y, 10, epochs=2, **keywords)
+        return model.get_weights()
+
+    sgd = keras.optimizers.SGD
+    expected = train(make_model(sgd), "a")
+    with pytest.raises(Interruption):
+        train(make_model(sgd), "b", Interrupt(9))
+    assert_equal(train(make_model(sgd), "b"), expected)
 
 
 class Stop(keras.callbacks.Callback):

@@ -246,6 +246,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Keras counts an epoch's last execution as full, even if it is shorter.
         seen = min(batch + 1, self._steps or batch + 1)
         is_new = seen > self._batch  # Otherwise, the batch was skipped.
+        if self._skip is not None and self._skip.remaining <= 0:
+            # Other callbacks may have changed the state for skipped batches.
+            self._skip.restore()
+            self._skip = None
         if is_new:
             self._unsaved += seen - self._batch
             self._batch = seen

@@ -156,19 +156,19 @@ class Skip:
     Args:
         model: The model.
         batches: The number of batches to skip.
-        restore_metrics: Sets the metrics to their values after the skipped
-            batches. Called when the metrics have been built.
+        restore: Sets the state and the metrics to their values after the
+            skipped batches. Called when the metrics have been built.
     """
 
     def __init__(
         self,
         model: keras.Model,
         batches: int,
-        restore_metrics: Callable[[], None],
+        restore: Callable[[], None],
     ) -> None:
         self.remaining = batches
         self._model = model
-        self._restore_metrics = restore_metrics
+        self.restore = restore
         self._logs: dict[str, Any] | None = None
         self._train: Callable = model.train_function
         model.train_function = self
@@ -181,7 +181,7 @@ class Skip:
             self.remaining -= 1
         if self._logs is None:
             build_metrics(self._model, batch)
-            self._restore_metrics()
+            self.restore()
             self._logs = self._model.get_metrics_result()
         if self.remaining <= 0:
             self.end()
