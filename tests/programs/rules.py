@@ -321,6 +321,10 @@ RULES = [
         "a backup has the model's weights",
     ),
     only(
+        *("layers", {"SpectralNormalization"}, "it assigns moved weights"),
+        custom=but("SAM"),
+    ),
+    only(
         *("layers", {"Unused"}, "None is no tensor"),
         custom=but("SAM"),
         apply=but("in two calls", "two losses"),
