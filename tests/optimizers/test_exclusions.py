@@ -337,7 +337,7 @@ def test_late_exclusion_names_those_that_a_loaded_optimizer_keeps():
     model.optimizer.build(model.trainable_variables)
     loaded = tfo.Lamb.from_config(model.optimizer.get_config())
     loaded.build(model.trainable_variables)
-    with pytest.raises(RuntimeError, match=r"`, on .*, which it keeps\. Call"):
+    with pytest.raises(RuntimeError, match="which keeps its exclusions"):
         loaded.exclude_from_weight_decay(var_list=[model.weights[2]])
 
 

@@ -366,8 +366,8 @@ def _replace_scaled_step() -> None:
             _apply_together(replica, optimizer, grads, trainable_variables)
 
     check_names(REPLICAS)
-    # An optimizer may call this function in `build`: Keras looks up `_tf_apply`
-    # only after `build`.
+    # A call from an optimizer's `build` is early enough: Keras looks up
+    # `_tf_apply` only afterwards.
     hook("LossScaleOptimizer._tf_apply", apply)
 
 

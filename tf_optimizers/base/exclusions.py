@@ -131,8 +131,8 @@ class Exclusions:
         # Accept the same exclusions again: a step in `strategy.run` may make
         # this call each time it runs, but the first run builds the optimizer.
         if optimizer.built and found != self:
-            loaded = "loaded with exclusions, which it keeps"
-            state = f", on an optimizer {loaded}" if self.saved else ""
+            loaded = ", on a loaded optimizer, which keeps its exclusions"
+            state = loaded if self.saved else ""
             instead = f", or pass `{PATTERNS}` to the constructor"
             arguments = inspect.signature(type(optimizer)).parameters
             raise RuntimeError(

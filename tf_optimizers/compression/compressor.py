@@ -211,8 +211,8 @@ class Compressor:
         """Raise if one of `indices` occurs twice, or a gradient is missing.
 
         With a cool-down, every variable that has been compressed needs a
-        gradient in every step. But with local steps, variables without a
-        gradient are exchanged, too.
+        gradient in every step, except with local steps, which exchange
+        variables without a gradient, too.
 
         Args:
             indices: Indices of the variables that a step compresses.

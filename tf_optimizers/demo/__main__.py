@@ -168,8 +168,8 @@ def _seeds(text: str) -> int:
 def _first_seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"must be an integer of at least 0. Received: {text}. Leave "
-            "`--first-seed` out for 0."
+            f"must be an integer >= 0. Received: {text}. Omit `--first-seed` "
+            "to use 0."
         )
     return int(text)
 

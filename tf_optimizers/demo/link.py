@@ -138,7 +138,7 @@ class Forwarder:
         line = next(iter(self._process.stdout or []), "")
         if not line:
             raise LinkError(
-                "A simulated link needs ports of the loopback interface. "
+                "A simulated link needs ports on the loopback interface. "
                 "Received: no answer from its process; see the error above. "
                 "Check that `ping 127.0.0.1` works, or pass `--link none`."
             )

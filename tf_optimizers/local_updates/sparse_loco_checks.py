@@ -106,7 +106,7 @@ def check_strategy(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def check_rounds(optimizer: Any) -> None:
-    """Raise unless `use_ema`, `overlap` and `step_ahead` fit `sync_every`."""
+    """Raise if `sync_every`, `use_ema`, `overlap`, `step_ahead` conflict."""
     sync_every, overlap = optimizer.sync_every, optimizer.overlap
     if sync_every > 1 and optimizer.use_ema:
         raise ValueError(

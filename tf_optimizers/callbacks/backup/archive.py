@@ -147,11 +147,11 @@ class Archive:
         if damage:
             keep = " To keep two backups, pass `double_checkpoint=True`."
             raise RuntimeError(
-                "A backup must be intact to be restored. Received: "
-                f"{'; '.join(damage)}. In {str(self._folder.path)!r}, replace "
-                "the files of these backups with intact copies, or delete the "
-                "files to start from the beginning. If they belong to "
-                "another run, move them to another folder."
+                "A backup must be readable and intact. Received: "
+                f"{'; '.join(damage)}. In {str(self._folder.path)!r}, make the "
+                "files readable, replace them with intact copies, or delete "
+                "them to start from the beginning. If they belong to another "
+                "run, move them to another folder."
                 f"{keep if self._backups == 1 else ''}"
             )
         return None

@@ -22,8 +22,8 @@ from tf_optimizers.workers.steps.replica_state import replica
 class Share:
     """The number of a batch's rows on a replica, and on all replicas.
 
-    A `tf.function` that a step calls may be traced once and called again with
-    other numbers. So such a function reads the numbers from a variable.
+    A `tf.function` that a step calls may be traced once, and called again for
+    batches with other numbers of rows. So it reads the numbers from a variable.
 
     Args:
         own: The number of rows of the replica; 0 if it has only padding.

@@ -318,8 +318,8 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
                 value = replica.weights.exact(variable, value)
         return original(variable, value)
     if replica.share is None:
-        # If the value is a variable, read it here, since `is_assigning` changes
-        # reads.
+        # If the value is a variable, read it here: under `is_assigning`, this
+        # would return one replica's value.
         value = tf.convert_to_tensor(tf.cast(value, variable.dtype))
         with replica.set(is_assigning=True):
             assigned = original(variable, value)
