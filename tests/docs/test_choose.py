@@ -83,8 +83,8 @@ def test_large_batches_on_the_page_of_lamb():
     ]
     assert (
         f"rates from {tried[0]:.3f} to {tried[-1]}, in factors of 2. "
-        "For runs of 10 to 40 steps, [our study](demo/report.md) "
-        f"chose {chosen[0]} for LAMB, and {chosen[1]} for LANS."
+        "For runs of 10 to 40 steps in [our study](demo/report.md), "
+        f"{chosen[0]} was best for LAMB, and {chosen[1]} for LANS."
     ) in " ".join(lamb.split())
 
 

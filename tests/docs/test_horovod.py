@@ -84,7 +84,7 @@ def test_script_before_runs_with_a_stub(rank, size, monkeypatch, tmp_path):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.001 * size)
     first, *_, last = model.history.history["loss"]
     assert last < first
-    assert (tmp_path / "best.keras").exists() == (rank == 0)
+    assert (tmp_path / "model.keras").exists() == (rank == 0)
 
 
 def test_script_before_and_after_train_the_same_model():

@@ -63,8 +63,7 @@ EFFECTS = {
         "round(float(result.learning_rate), 6)",
         0.2,
     ),
-    "tfo.Lamb(0.001)": (STEPS, [4, True]),
-    "tfo.Lamb(0.001, global_clipnorm=1.0)": (STEPS, [4, True]),
+    "tfo.Lamb(0.01)": (STEPS, [4, True]),
     "tfo.SparseLoCo.for_steps(1000, keras.optimizers.AdamW(0.001))": (
         STEPS,
         [4, True],
@@ -91,6 +90,10 @@ EFFECTS = {
         [0.0005, 0.001, 0.0],
     ),
     "tfo.ShardedState(keras.optimizers.AdamW(0.001))": (STEPS, [4, True]),
+    "tfo.ShardedState(keras.optimizers.AdamW(0.001, global_clipnorm=1.0))": (
+        STEPS,
+        [4, True],
+    ),
     "tfo.ShardedState(tfo.AdamOffload(0.001))": (STEPS, [4, True]),
     "tf.distribute.experimental.CommunicationOptions(bytes_per_pack=2**26)": (
         "tfo.SparseMultiWorkerMirroredStrategy("
@@ -115,10 +118,6 @@ EFFECTS = {
     "with strategy.scope(): variable = tf.Variable(value)": (
         "float(variable)",
         0.0,
-    ),
-    "model.evaluate(x, y, batch_size=32 * size, verbose=0)": (
-        "bool(np.isclose(result, np.mean((predicted() - y) ** 2), 1e-5, 0))",
-        True,
     ),
     "keras.optimizers.schedules.CosineDecay(0.001, 1, alpha=1.0, "
     "warmup_target=0.001 * size, warmup_steps=100)": (
@@ -211,16 +210,12 @@ def tools(space):
         rates = [round(rate, 6) for rate in history.get("learning_rate", [])]
         return history["loss"][-1] < history["loss"][0], rates
 
-    def predicted():
-        return space["model"].predict(x, batch_size=64, verbose=0)
-
     def files(pattern):
         return [str(path) for path in pathlib.Path().glob(pattern)]
 
     return {
         "trained": trained,
         "fitted": fitted,
-        "predicted": predicted,
         "files": files,
         "changed": lambda model: bool(model.get_weights()[0].any()),
     }

@@ -29,7 +29,7 @@ _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
 _SUMS = ("AddV2", "Add", "AddN")
 # Ops that add to their first operand, or subtract from it.
 _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
-# Types of attributes in which a metric may keep values of earlier steps.
+# Types of attributes that may hold values of a metric's earlier steps.
 _VALUES = (list, dict, np.ndarray, tf.Variable)
 
 
