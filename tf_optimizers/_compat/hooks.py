@@ -66,11 +66,13 @@ def build_from_specs(
         spec = data_batch
         if iterator is not None:
             spec = iterator._distributed_dataset.element_spec
+            spec = tf.nest.map_structure(_of_first_replica, spec)
             data_batch = tf.nest.map_structure(_symbol, spec)
         by_batch = functools.partial(build, self, data_batch=data_batch)
+        leaves = tf.nest.flatten(spec)
         try:
             _build(
-                self, by_batch, any(map(_is_composite, tf.nest.flatten(spec)))
+                self, by_batch, any(isinstance(e, _COMPOSITE) for e in leaves)
             )
         except Exception:  # The user's code may raise any error.
             if iterator is None:
@@ -135,20 +137,21 @@ def _has_custom_step(model: keras.Model) -> bool:
     )
 
 
-def _is_composite(value: Any) -> bool:
-    """Return whether a tensor, or its type spec, is ragged or sparse."""
-    if isinstance(value, values.PerReplicaSpec):
-        value = value._value_specs[0]
-    tensors = tf.RaggedTensor, tf.SparseTensor
-    return isinstance(
-        value, (*tensors, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-    )
+# Ragged and sparse tensors, and their type specs.
+_COMPOSITE = (
+    *(tf.RaggedTensor, tf.RaggedTensorSpec),
+    *(tf.SparseTensor, tf.SparseTensorSpec),
+)
+
+
+def _of_first_replica(spec: Any) -> Any:
+    """Return the type spec of the worker's first replica."""
+    is_shared = isinstance(spec, values.PerReplicaSpec)
+    return spec._value_specs[0] if is_shared else spec
 
 
 def _symbol(spec: Any) -> keras.KerasTensor | None:
     """Return a symbolic tensor for a type spec, or None if it has no shape."""
-    if isinstance(spec, values.PerReplicaSpec):
-        spec = spec._value_specs[0]  # The worker's first replica.
     if not hasattr(spec, "shape"):
         return None
     dtype = keras.backend.standardize_dtype(spec.dtype)

@@ -350,10 +350,9 @@ def _values_of(owners: Sequence[Any]) -> list[Any]:
         for value in vars(owner).values():
             if isinstance(value, dict):
                 found += value.values()
-            elif isinstance(value, list | tuple):
-                found += [*value]  # TensorFlow's tuples do not support `+=`.
-            else:
-                found += [value]
+            else:  # TensorFlow's tuples do not support `+=`.
+                is_several = isinstance(value, list | tuple)
+                found += [*value] if is_several else [value]
     return found
 
 

@@ -89,8 +89,9 @@ def warn_without_variables(metric: keras.metrics.Metric) -> None:
     """
     if metric.variables:
         return
-    names = vars(metric).keys() - vars(keras.metrics.Metric(name="base")).keys()
-    if any(isinstance(getattr(metric, name), _VALUES) for name in names):
+    base = vars(keras.metrics.Metric(name="base"))
+    added = [v for name, v in vars(metric).items() if name not in base]
+    if any(isinstance(value, _VALUES) for value in added):
         _warn(
             "A metric must have variables made by its `add_variable`, since "
             "only their values on all replicas are added. Received: "
