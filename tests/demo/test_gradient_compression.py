@@ -337,17 +337,17 @@ def test_rows_by_link_are_those_of_the_model():
         ((0.95, 0.95, 0.95), 1.32, "it took 2.0 times as long"),
         ((0.94, 0.95, 0.95), 0.1, "DGC never reached 95 %."),
         ((0.95, 0.96, 0.97), 0.1, "sent 15 times fewer bytes"),
-        ((0.95, 0.97, 0.96), 0.1, "0.0 points behind SGD"),
-        ((0.95, 0.96, 0.97), 0.1, "which is not significant"),
+        ((0.9501, 0.97, 0.96), 0.1, ": +0.0 points (95 % interval: +0.0 to +0"),
+        ((0.95, 0.96, 0.97), 0.1, ", not significant."),
         (
             (0.93, 0.95, 0.94),
             0.1,
-            "2.0 points behind SGD (points behind, 95 % interval: +2.0 to",
+            "+2.0 points (95 % interval: +2.0 to +2.0), significant.",
         ),
         (
             (0.96, 0.98, 0.97),
             0.1,
-            "1.0 points ahead of SGD (points behind, 95 % interval: -1.0 to ",
+            "-1.0 points (95 % interval: -1.0 to -1.0), significant.",
         ),
     ],
 )

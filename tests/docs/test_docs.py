@@ -22,13 +22,14 @@ from real_workers import output_of
 
 import tf_optimizers as tfo
 from tf_optimizers import callbacks, schedules
+from tf_optimizers.demo import report
 from tf_optimizers.demo.gradient_compression import compression_plots
 from tf_optimizers.demo.gradient_compression.clock import (
     behind,
     clock,
     seconds_to,
 )
-from tf_optimizers.demo.large_batch import batch_plots
+from tf_optimizers.demo.parts import load_part
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -155,14 +156,20 @@ def test_plots_are_those_of_the_measured_json(tmp_path, monkeypatch):
     check_same_plots(tmp_path, committed)
 
 
-def test_plots_of_the_demo_are_those_of_its_results(tmp_path):
+def test_report_and_plots_of_the_demo_are_those_of_its_results(tmp_path):
     committed = ROOT / "docs" / "demo"
-    parts = json.loads((committed / "results.json").read_text())["parts"]
-    batch_plots.draw(parts["large-batch"], tmp_path)
-    compression_plots.draw(parts["gradient-compression"], tmp_path)
-    drawn = {path.name for path in tmp_path.iterdir()}
+    document = json.loads((committed / "results.json").read_text())
+    (tmp_path / "plots").mkdir()
+    sections = [
+        load_part(name)[1].section(result, tmp_path / "plots")
+        for name, result in document["parts"].items()
+    ]
+    report.write_report(document, sections, tmp_path / "report.md")
+    expected = (committed / "report.md").read_text()
+    assert (tmp_path / "report.md").read_text() == expected
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
     assert drawn == {path.name for path in committed.glob("*.png")}
-    check_same_plots(tmp_path, committed)
+    check_same_plots(tmp_path / "plots", committed)
 
 
 def check_same_plots(drawn, committed):

@@ -61,12 +61,10 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     levels = [f"{100 * level:.0f} %" for level in LEVELS]
     heading = ["optimizer", *levels, "end", "MB", "points behind (95 %)"]
     shown = []
-    gaps = {
-        sparse["optimizer"]: "{:+.1f} ({:+.1f} to {:+.1f})".format(
-            *behind(dense, sparse)
-        )
-        for dense, sparse in _pairs(result)
-    }
+    gaps = {}
+    for dense, sparse in _pairs(result):
+        mean, low, high = map(_points, behind(dense, sparse))
+        gaps[sparse["optimizer"]] = f"{mean} ({low} to {high})"
     for row in _optimizers(result):
         name, mb = row["optimizer"], _NOT_COUNTED
         if row["bytes"]:
@@ -97,17 +95,19 @@ def _seconds(row: dict[str, Any], seconds: Any) -> list[str]:
     ]
 
 
+def _points(gap: float) -> str:
+    return f"{round(gap, 1) + 0.0:+.1f}"  # never "-0.0"
+
+
 def finding(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
     """Return a summary of the speed, traffic and accuracy of a pair."""
-    names = [row["optimizer"] for row in (dense, sparse)]
     mean, low, high = behind(dense, sparse)
-    side = "ahead of" if mean < 0 else "behind"
     known = low > 0 or high < 0
-    verdict = "is significant" if known else "is not significant"
+    verdict = "significant" if known else "not significant"
     return (
-        f"{_speed(dense, sparse)} {_traffic(dense, sparse)}The final accuracy "
-        f"of {names[1]} is {abs(mean):.1f} points {side} {names[0]} (points "
-        f"behind, 95 % interval: {low:+.1f} to {high:+.1f}), which {verdict}."
+        f"{_speed(dense, sparse)} {_traffic(dense, sparse)}Final accuracy, "
+        f"dense minus compressed: {_points(mean)} points (95 % interval: "
+        f"{_points(low)} to {_points(high)}), {verdict}."
     )
 
 
@@ -141,8 +141,8 @@ def _traffic(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
 
 def _columns(result: dict[str, Any]) -> str:
     counted = (
-        "MB: sent in a run by the first worker's TCP sockets, counted by the "
-        "kernel (`TCP_INFO`); mean over the seeds."
+        "MB: sent in a run by the first worker's TCP sockets (the kernel's "
+        "`TCP_INFO`), mean over the seeds."
     )
     if any(not row["bytes"] for row in _optimizers(result)):
         counted = (
@@ -154,9 +154,8 @@ def _columns(result: dict[str, Any]) -> str:
         f"{len(result['settings']['seeds'])} seeds reaches it. Accuracy is "
         f"measured every {result['settings']['measured_every']} steps (with "
         "local steps, after each exchange), while the clock is stopped. "
-        f"{counted} Points behind: the final accuracy of the dense optimizer "
-        "minus that of the compressed one, mean over the seeds, with Student's "
-        "interval."
+        f"{counted} Points behind: the dense optimizer's final accuracy minus "
+        "the compressed one's, mean over the seeds, with Student's interval."
     )
 
 
@@ -191,14 +190,15 @@ def _other_links(result: dict[str, Any]) -> list[str]:
     )
     measured = Link(**result["measured"])
     errors = [
-        100 * (clock(row, measured)[-1] / clock(row)[-1] - 1) for row in every
+        round(100 * (clock(row, measured)[-1] / clock(row)[-1] - 1))
+        for row in every
     ]
     return [
         "The same over other links, **calculated, not measured**: the seconds "
         "of a step without a link, plus its bytes divided by the link's rate, "
         "plus its round trips. The number of round trips in a step is fitted "
         f"to this run: {trips}. For the measured link, the calculated total "
-        f"seconds are {min(errors):+.0f} to {max(errors):+.0f} % off.",
+        f"seconds are {min(errors):+d} to {max(errors):+d} % off.",
         markdown_table(rows_by_link(result)),
     ]
 
@@ -209,9 +209,9 @@ def _set_up(result: dict[str, Any]) -> str:
     widths = ", ".join(f"{width:,}" for width in settings["hidden_units"])
     shares = [f"{100 * share:g}" for share in settings["sparsity"]]
     return (
-        f"{settings['workers']} worker processes, started by "
-        "`python -m tf_optimizers.launch`, train with Keras's `fit` under "
-        "`tfo.SparseMultiWorkerMirroredStrategy`, on CPUs. Data: "
+        f"{settings['workers']} worker processes train with Keras's `fit` "
+        "under `tfo.SparseMultiWorkerMirroredStrategy`, and share the CPU "
+        "cores of one machine. Data: "
         f"scikit-learn's digits, {sizes['train']:,} images to train on and "
         f"{sizes['test']} to test. Network: hidden layers of {widths} units, "
         f"{result['parameters']:,} parameters. {settings['steps']} steps of "
@@ -224,20 +224,20 @@ def _set_up(result: dict[str, Any]) -> str:
         f'`value_dtype="{settings["value_dtype"]}"`, a sparsity of '
         f"{', '.join(shares)} %, and a last step that sends everything still "
         "unsent. With local steps: "
-        f"`for_steps` with `sync_every={settings['local_steps']}`. As in DGC's "
-        "paper, compressed optimizers use the learning rate of the dense one, "
-        "without tuning. "
+        f"`for_steps` with `sync_every={settings['local_steps']}`. Compressed "
+        "optimizers use the learning rate of the dense one, without tuning. "
         + " ".join(_rate_note(group, settings) for group in result["groups"])
+        + " Rates were compared by mean accuracy on "
+        f"{len(settings['tuning_seeds'])} validation splits with different "
+        "seeds."
     )
 
 
 def _rate_note(group: dict[str, Any], settings: dict[str, Any]) -> str:
     rates = settings["rates"][group["tuned"]]
-    splits = len(settings["tuning_seeds"])
     note = (
         f"{group['tuned']}: {group['learning_rate']:.3g}, the best of "
-        f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} by mean "
-        f"accuracy on {splits} validation splits with different seeds."
+        f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g}."
     )
     if group["at_edge_of_grid"]:
         note += " This rate is at an edge of the grid."
@@ -265,19 +265,16 @@ def _links(result: dict[str, Any]) -> str:
         "Later dense steps send the same number of bytes, so each counts as "
         f"the median time of the first steps. With the other {count - 1} "
         "seeds, the forwarders delayed nothing, since a link does not change "
-        "results; these runs measure steps without the link. Accuracies are "
-        "means over all seeds."
+        "results; these runs measure steps without the link."
     )
 
 
 def _limits(result: dict[str, Any]) -> str:
     first = result["settings"]["seeds"][0]
     return (
-        f"Consecutive seeds from {first} decide the initial weights and the "
-        "order of the data, which are the same for all optimizers and machines "
-        "(`--first-seed` chooses other seeds). Seconds differ between "
-        "machines. Accuracies also differ a little, since rounding depends on "
-        "the processor and its threads. Both workers share the cores of one "
-        "machine. With another network or task, or with more workers, results "
-        "may differ."
+        f"Consecutive seeds from {first} (`--first-seed`) decide the initial "
+        "weights and the order of the data, which are the same for all "
+        "optimizers. On another machine, seconds differ, and accuracies may "
+        "differ a little, since rounding depends on the processor. With "
+        "another network or task, or with more workers, results may differ."
     )

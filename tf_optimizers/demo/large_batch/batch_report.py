@@ -94,7 +94,7 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"scikit-learn's digits, {sizes['train']:,} images to train on, "
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
-        "weights; a seed gives all optimizers the same weights). Schedule: "
+        "weights, the same for all optimizers). Schedule: "
         f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
         "decay. Learning rate: for each cell of the table, the best of "
         f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} by mean "
@@ -102,8 +102,8 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"{len(settings['tuning_seeds'])} tuning seeds; test runs use other "
         "seeds. Weight decay: "
         f"{settings['weight_decay']} (SGD: none). Muon uses AdamW for the last "
-        "layer and biases. `tfo` is this package. This is one dataset and "
-        "one small network: with others, the optimizers may rank differently."
+        "layer and biases. `tfo` is this package. With another dataset or "
+        "network, the optimizers may rank differently."
     )
 
 

@@ -32,9 +32,8 @@ def section(result: dict[str, Any], folder: Path) -> str:
             markdown_table(memory_rows(result["memory"])),
             "Training loss:",
             markdown_table(loss_rows(result["losses"])),
-            f"Over all steps, {agreement(result)}. Both optimizers round to "
-            "float32, and Keras's bias corrections are off by about 6e-6 in "
-            "the first steps. Such differences grow during training.",
+            f"Over all steps, {agreement(result)}. It comes from rounding to "
+            "float32, and grows during training.",
         ]
     )
 
