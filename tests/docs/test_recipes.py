@@ -26,7 +26,7 @@ SRUN = """
     export SLURM_STEP_NODELIST=node[2,10] SLURM_STEP_TASKS_PER_NODE="1(x2)"
     SLURM_PROCID=0 "$@"
     SLURM_PROCID=1 "$@"
-    exit 143
+    exit ${SRUN_STATUS:-143}
 """
 
 
@@ -99,6 +99,13 @@ def test_slurm_script_starts_every_worker_at_its_place(monkeypatch, run_block):
         expected = {"worker": addresses}, "worker", index
         assert place(monkeypatch, text) == expected
     assert index == 1
+
+
+def test_slurm_script_returns_the_status_of_a_failure(monkeypatch, run_block):
+    monkeypatch.setenv("SRUN_STATUS", "7")
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        run_block("slurm")
+    assert error.value.returncode == 7
 
 
 def options_of(command):
