@@ -174,7 +174,7 @@ class ShardedState(Wrapper):
         strategy = strategy_of(self)
         replicas = strategy.num_replicas_in_sync
         self._excluded = self._exclusions.find(self, variables, {})
-        self._exclude(variables)
+        self._exclude(variables, variables)
         if replicas == 1:
             inner.build(variables)
         else:
@@ -183,7 +183,7 @@ class ShardedState(Wrapper):
             # Keras may call `build` while a step is traced.
             with tf.init_scope():
                 self._distribute(strategy, variables)
-        self._exclude(variables)
+        self._exclude(variables, variables)
         # Skip `Optimizer.build`: master weights belong to the inner optimizer.
         super(Optimizer, self).build(variables)
         # Set this last, or Keras would create averages here.

@@ -405,13 +405,13 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         weights = masters.in_place_of(variables)
         if self.use_ema:
             show_averages(self, inner)
-        self._exclude(weights)
+        self._exclude(variables, weights)
         self._steps = LocalSteps(inner, weights, variables)
         self._steps.build(strategy_of(self))
         # Repeat these calls, because a callable in `MultiOptimizer` may have
         # chosen optimizers during `build`.
         sparse_loco_checks.check_strategy(self, variables)
-        self._exclude(weights)
+        self._exclude(variables, weights)
         with self._steps.variable_scope():
             for variable in variables:
                 if not is_overwritten(self, variable):

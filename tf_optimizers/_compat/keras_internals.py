@@ -153,6 +153,11 @@ def variable_key(optimizer: Any, variable: Any) -> str:
     return optimizer._var_key(variable)
 
 
+def excluded_keys(optimizer: Any) -> set[str]:
+    """Return the keys of variables that the user has excluded from decay."""
+    return getattr(optimizer, _EXCLUDED, set())
+
+
 def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from a Keras optimizer's weight decay.
 
@@ -165,7 +170,7 @@ def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """
     recorded = getattr(optimizer, "_weight_decay_by_var_key", None)
     if not optimizer.built or recorded is None:
-        kept: set[str] = getattr(optimizer, _EXCLUDED, set())
+        kept = excluded_keys(optimizer)
         pattern = getattr(optimizer, f"{_EXCLUDED}_pattern", None)
         names = [pattern.pattern] if pattern else None
         optimizer.exclude_from_weight_decay(variables, names)

@@ -142,6 +142,20 @@ class Exclusions:
             )
         return found
 
+    def with_masters(
+        self, optimizer: Any, masters: Mapping[str, Any]
+    ) -> "Exclusions":
+        """Return exclusions that include master weights of `variables`.
+
+        `masters` has a variable's master weight for its `variable_key`.
+        """
+        more = {
+            variable_key(optimizer, masters[key]): described
+            for key, described in self.variables.items()
+            if key in masters
+        }
+        return dataclasses.replace(self, variables={**self.variables, **more})
+
     def as_patterns(self) -> list[str] | None:
         """Return all patterns, including the patterns made from `var_names`."""
         if self.patterns is None and not self.names:

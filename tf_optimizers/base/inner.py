@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_optimizers._compat.keras_internals import (
     built_variables,
     exclude_from_weight_decay,
+    excluded_keys,
     variable_key,
 )
 from tf_optimizers._compat.owned import own_rows
@@ -66,17 +67,20 @@ class Wrapper(Optimizer):
         super().__init__(0.0, *args, **kwargs)
         self.inner_optimizer = inner_optimizer
 
-    def _exclude(self, weights: Sequence[Any]) -> None:
+    def _exclude(
+        self, variables: Sequence[Any], weights: Sequence[Any]
+    ) -> None:
         """Exclude variables from the inner optimizer's weight decay.
 
-        `weights` are the variables that the inner optimizer updates. Call this
-        method before the inner optimizer is built, as Keras's optimizers need,
-        and again afterwards, as ours do. Also, a `MultiOptimizer` may create
-        optimizers in `build`.
+        The inner optimizer updates `weights`: the variables, or their master
+        weights. Call this method before the inner optimizer is built, as
+        Keras's optimizers need, and again afterwards, as ours do. Also, a
+        `MultiOptimizer` may create optimizers in `build`.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
-        if chosen:
-            for each in wrapped_optimizers(self.inner_optimizer):
+        for each in wrapped_optimizers(self.inner_optimizer):
+            _exclude_masters(each, variables, weights)
+            if chosen:
                 _exclude_from(each, chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
@@ -104,6 +108,23 @@ class Wrapper(Optimizer):
         optimizer = cls(**config | {"inner_optimizer": inner})
         optimizer._exclusions = exclusions
         return optimizer
+
+
+def _exclude_masters(
+    inner: Any, variables: Sequence[Any], weights: Sequence[Any]
+) -> None:
+    """Exclude the master weights of variables that the user has excluded."""
+    masters = {
+        variable_key(inner, variable): weight
+        for variable, weight in zip(variables, weights, strict=True)
+        if variable is not weight
+    }
+    if isinstance(inner, Optimizer):
+        inner._exclusions = inner._exclusions.with_masters(inner, masters)
+        return
+    chosen = [masters[key] for key in excluded_keys(inner) if key in masters]
+    if chosen:
+        exclude_from_weight_decay(inner, chosen)
 
 
 def _exclude_from(inner: Any, variables: Sequence[Any]) -> None:
