@@ -241,6 +241,7 @@ class SparseMultiWorkerMirroredStrategy(
         losses by the number of replicas. Instead, each replica's gradients are
         weighted by the replica's fraction of the rows of the global batch.
         """
+        self.common_state.note_run()
         with self._steps.reporting_failures():
             step, args = self._steps.of(fn, args, kwargs)
             run = functools.partial(super().run, options=options)

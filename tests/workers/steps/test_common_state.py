@@ -156,6 +156,42 @@ def test_state_that_keras_does_not_track_is_that_of_one_process(
         np.testing.assert_allclose(part, expected, TOLERANCE, 1e-7)
 
 
+class Searched(list):
+    """Counts how often its elements are listed."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_variables_are_searched_again_only_after_a_step_is_traced(ours):
+    """A user's objects may be many."""
+    with ours.scope():
+        model = state.compiled(keras.layers.Dense(2))
+        boxes = [
+            types.SimpleNamespace(
+                center=tf.Variable([0.0, 0.0]), parts=Searched()
+            )
+            for _ in range(2)
+        ]
+    data = state.X, state.Y
+    for box in boxes:
+
+        def move(box, values):
+            return state.moved_towards(box.center, values)
+
+        model.compile(model.optimizer, state.pull(box, move))
+        state.fit(model, epochs=1, validation_data=data)
+        times = box.parts.times
+        assert 0 < times <= 3
+        state.fit(model, epochs=3, validation_data=data)
+        assert box.parts.times == times
+        assert np.abs(box.center).max() > 0.1
+        assert_copies_agree(ours, [box.center])
+
+
 @pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
 def test_loss_made_outside_of_the_scope_keeps_its_state(ours, make):
     """Both devices assign the only copy, which is not averaged."""

@@ -155,6 +155,19 @@ class CommonState:
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
             weakref.WeakKeyDictionary()
         )
+        # For each model: its `tf.Variable`s, until a function runs in Python.
+        self._reached: weakref.WeakKeyDictionary[
+            keras.Model, list[tf.Variable]
+        ] = weakref.WeakKeyDictionary()
+
+    def note_run(self) -> None:
+        """Search for `tf.Variable`s again before the next comparison.
+
+        Call this method when `strategy.run` calls a function in Python, to
+        trace it or in eager mode: only then can replicas begin to assign a
+        variable. A search may take a second if a model has many objects.
+        """
+        self._reached.clear()
 
     def note_set(self) -> None:
         """Record that this worker has set a variable outside of steps."""
@@ -291,7 +304,9 @@ class CommonState:
         known |= _states_of_rows(model)
         found = [v for v in self._settable(model) if self.is_assigned(v)]
         found += [v for v in self._assigned_by(model) if id(v) not in known]
-        found += _variables_of_tensorflow(model)
+        if model not in self._reached:
+            self._reached[model] = _variables_of_tensorflow(model)
+        found += self._reached[model]
         # What is made outside of the scope has one copy for all devices.
         copies = len(replicas_of(self._strategy).devices)
         return [
