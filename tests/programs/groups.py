@@ -113,9 +113,10 @@ class Group:
             for index in range(self.workers)
         ]
         first = None
+        process = self._process  # Another thread may close the group.
         while not all(there := [path.exists() for path in paths]):
-            if self._process.poll() is not None:
-                self.end = f"exit code {self._process.returncode}"
+            if process is None or process.poll() is not None:
+                self.end = f"exit code {process and process.returncode}"
                 break
             if time.monotonic() > until:
                 self.end = "no answer in time"

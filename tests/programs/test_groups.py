@@ -1,6 +1,7 @@
 """Groups of processes end, and report how they ended."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -27,6 +28,13 @@ def test_last_words_are_of_the_last_processes(group):
     for text in ("first", "second"):
         assert group.run(f"sys.exit({text!r})", limit=60) == [None]
         assert group.last_words() == f"exit code 1\n{text}"
+
+
+def test_program_has_no_result_if_another_thread_closes_its_group(group):
+    closing = threading.Timer(1, group.close)
+    closing.start()
+    assert group.run("time.sleep(30)", limit=60) == [None]
+    closing.join()
 
 
 def test_processes_that_a_program_started_end_with_the_group(group, tmp_path):
