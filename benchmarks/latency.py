@@ -5,7 +5,8 @@
         [--width 1414] [--by-keras]
 
 `--quick` takes a few minutes: one round at 0 and 20 ms. Under our strategy, it
-measures only `fit`, without float16 and int4.
+measures only `fit`, without float16 and int4. Without `--output`, it writes no
+file.
 
 Workers are processes of this machine and share its cores. Forwarders delay all
 bytes between them by half of a round trip; see far_hosts.py. Without a delay,
@@ -314,6 +315,8 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     chosen = FAMILIES[arguments.optimizer]
     if arguments.quick:
+        if arguments.output == parser.get_default("output"):
+            arguments.output = None
         arguments.round_trips, arguments.rounds = [20], 1
         chosen = {
             name: each

@@ -43,14 +43,15 @@ def commit(root: pathlib.Path = FOLDER.parents[1]) -> str | None:
         return None
 
 
-def load(path: pathlib.Path) -> dict[str, Any]:
+def load(path: pathlib.Path | None) -> dict[str, Any]:
     """Return earlier results, with the environment and commit of this run."""
-    document = json.loads(path.read_text()) if path.exists() else {"models": {}}
+    is_new = path is None or not path.exists()
+    document = {"models": {}} if is_new else json.loads(path.read_text())
     return document | environment() | {"commit": commit()}
 
 
 def record(
-    path: pathlib.Path,
+    path: pathlib.Path | None,
     model: str,
     result: dict[str, Any],
     table: Callable[[str, dict], str] | None = None,
@@ -58,7 +59,7 @@ def record(
     """Write the result of one model; keep the results of other models.
 
     Args:
-        path: The file.
+        path: The file; None to only print the table.
         model: The model's name.
         result: The new result, which replaces an earlier result.
         table: Takes model and result, and returns the text to print.
@@ -66,7 +67,8 @@ def record(
     document = load(path)
     own = {key: document[key] for key in ("date", "commit")}
     document["models"][model] = result | own
-    write_json(document, path)
+    if path is not None:
+        write_json(document, path)
     if table:
         print(table(model, result), end="\n\n", flush=True)
 

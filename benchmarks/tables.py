@@ -21,7 +21,6 @@ MARKED_TABLE = re.compile(
     r"<!-- (\w+): (.+?) -->\n(?:\n[^\n|<#]+\n\n(?:\|[^\n]*\n)+)?"
 )
 YARDSTICK = "ResourceApplyAdam"
-LATENCY_WIDTH = 512  # The default of latency.py.
 # The kinds of work in a trace of `AdamOffload`, and their descriptions.
 TRACED = {
     "GPU": "GPU: the model, weights",
@@ -289,7 +288,6 @@ def latency(name: str, result: dict) -> str:
     keys = list(next(iter(contenders.values()))["step_ms"])
     heads = [f"{key} ms" for key in keys]
     heads += [f"round trips per step, at {key} ms" for key in keys[1:]]
-    width = result.get("width", LATENCY_WIDTH)
     place = name.split(", width")[0]
     times = [found["step_ms"].values() for found in contenders.values()]
     steps = counted([len(each) for row in times for each in row])
@@ -305,8 +303,9 @@ def latency(name: str, result: dict) -> str:
         for contender, found in contenders.items()
     ]
     return table(
-        f"{place}, {2 * width**2 / 1e6:.1f} M parameters: median ms per step, "
-        f"over {steps} training {kind}, by the time of a round trip",
+        f"{place}, {2 * result['width'] ** 2 / 1e6:.1f} M parameters: median "
+        f"ms per step, over {steps} training {kind}, by the time of a round "
+        "trip",
         f"| | {' | '.join(heads)} |",
         rows,
     )

@@ -16,6 +16,19 @@ def test_round_trips_are_the_added_delay():
     assert latency.round_trips_of(step_ms) == {"20": 2.0, "80": 2.0}
 
 
+def test_quick_run_is_printed_and_written_only_where_it_is_asked_to(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(sys, "argv", ["latency.py", "--quick"])
+    own = latency.parse().output
+    latency.results.record(own, "2 workers", {}, lambda name, _: name)
+    assert capsys.readouterr().out == "2 workers\n\n"
+    path = tmp_path / "quick.json"
+    sys.argv += ["--output", str(path)]
+    assert latency.parse().output == path
+    assert own is None
+
+
 def test_hidden_is_the_share_of_the_exchange_that_takes_no_time():
     seconds = {
         "waits": {"none": [4.0, 5.0], "near": [5.0, 9.0], "link": [10.0, 11.0]},
