@@ -38,7 +38,7 @@ BAD = {
     "--cluster auto --port 0 good.py": "must be an integer in [1, 65535].",
     "--workers 2 --port 5 good.py": "`--port` must come with `--cluster`.",
     "--workers 2 --machines 2 good.py": "`--machines` must come with",
-    "--workers 2 --gpus-per-worker 1 good.py": "At least 2 GPUs must be",
+    "--workers 2 --gpus-per-worker 1 good.py": "GPUs must be at least 2",
     "--workers 2 --gpus-per-worker -1 good.py": (
         "must be an integer of at least 0. Received: -1. Pass 0 for none."
     ),

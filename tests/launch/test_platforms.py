@@ -303,9 +303,9 @@ def four_gpus(monkeypatch, tmp_path):
         (2, None, "1", [None, None]),
         (2, None, "", [None, None]),
         (2, 1, "3,1,-1,0", ["3", "1"]),
-        (5, None, None, "At least 5 GPUs .* 5 workers. Received: 4 visible"),
-        (2, 3, None, "At least 6 GPUs .* 2 workers. Received: 4 visible"),
-        (2, 1, "-1", "Received: 0 visible GPUs"),
+        (5, None, None, "at least 5. Received: visible GPUs: 4, workers: 5"),
+        (2, 3, None, "at least 6. Received: visible GPUs: 4, workers: 2"),
+        (1, 1, "-1", "at least 1. Received: visible GPUs: 0, workers: 1."),
     ],
 )
 def test_workers_divide_the_gpus(workers, each, visible, expected):

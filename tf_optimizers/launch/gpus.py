@@ -103,9 +103,10 @@ def _too_few(
     if per_worker:
         sharing += ", without `--gpus-per-worker`,"
     return ValueError(
-        f"At least {workers * (per_worker or 1)} GPUs must be visible for "
-        f"{workers} workers. Received: {gpus} visible GPUs. Start fewer "
-        "workers, pass `--gpus-per-worker 0` to train on CPUs, or "
+        "The number of visible GPUs must be at least "
+        f"{workers * (per_worker or 1)}. Received: visible GPUs: {gpus}, "
+        f"workers: {workers}. Start fewer workers, pass `--gpus-per-worker 0` "
+        "to train on CPUs, or "
         f"{sharing} to let workers share a GPU."
     )
 
