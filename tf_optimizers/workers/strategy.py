@@ -53,7 +53,6 @@ from tf_optimizers.workers.steps.common_state import CommonState, watch_state
 from tf_optimizers.workers.steps.metric_reads import MetricReader
 from tf_optimizers.workers.steps.model_steps import Steps
 from tf_optimizers.workers.steps.replica_state import replica
-from tf_optimizers.workers.steps.round_logs import Reduction
 from tf_optimizers.workers.steps.run_outputs import (
     ScalarsOfRun,
     gather_any,
@@ -171,7 +170,7 @@ class SparseMultiWorkerMirroredStrategy(
         self.compared_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._metrics = MetricReader(self)
         self._steps = Steps(self, self._metrics.watch)
-        self._scalars = ScalarsOfRun(self, [], Reduction(self))
+        self._scalars = ScalarsOfRun(self, [])
         self._functions: weakref.WeakKeyDictionary[Any, Callable] = (
             weakref.WeakKeyDictionary()
         )
@@ -246,7 +245,6 @@ class SparseMultiWorkerMirroredStrategy(
             step, args = self._steps.of(fn, args, kwargs)
             run = functools.partial(super().run, options=options)
             identical: list[Any] = []
-            reduction = Reduction(self)
             if step is None:
                 fn = unmarked(fn)
                 traced = traced_by(fn)
@@ -256,12 +254,11 @@ class SparseMultiWorkerMirroredStrategy(
                 outputs = self._run(run, fn, args, kwargs)
             else:
                 run_step = functools.partial(self._run, run, kwargs=kwargs)
-                reduction = step.reduction
                 with step.noting_results():
                     outputs = run_step(step, args)
                     of_rows = step.arrays_of_rows(run_step, args)
                 outputs, identical = step.finish(self, outputs, of_rows)
-        self._scalars = ScalarsOfRun(self, outputs, reduction, identical)
+        self._scalars = ScalarsOfRun(self, outputs, identical)
         return outputs
 
     def _as_function(self, fn: Any) -> Callable:

@@ -15,8 +15,7 @@ def traced(ours, model, dtype="float32", overlaps=False):
     def step(value, ends):
         each = tf.distribute.Strategy.run(ours, lambda: tf.identity(value))
         current = LocalRound(ends, 3, overlaps)
-        reduction = round_logs.Reduction(ours, model, current)
-        return reduction.by("SUM")(each)
+        return round_logs.sum_in_rounds(ours, model, current, each)
 
     def logs(value, ends=False):
         value = tf.constant([value], dtype)

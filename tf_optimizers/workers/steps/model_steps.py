@@ -57,7 +57,7 @@ from tf_optimizers.workers.steps.metric_variables import (
 from tf_optimizers.workers.steps.noted_exchanges import note_exchange
 from tf_optimizers.workers.steps.replica_state import replica
 from tf_optimizers.workers.steps.restored_weights import RestoredWeights
-from tf_optimizers.workers.steps.round_logs import Reduction
+from tf_optimizers.workers.steps.round_logs import sum_in_rounds
 from tf_optimizers.workers.steps.run_outputs import copied, gather_rows
 from tf_optimizers.workers.steps.share import (
     all_or_no_rows,
@@ -132,19 +132,21 @@ class Steps:
             self._is_of_arrays = True
             shared = (split_arrays(self._strategy, batch, seen),)
         known = rows_of(shared), self._row_variables
-        reduction = Reduction(self._strategy)
+        extended = self._strategy.extended
+        add = functools.partial(extended.reduce_in_parallel, "SUM")
         if is_predicting:
-            return Step(step, kind, None, *known, reduction), shared
+            return Step(step, kind, None, *known, add), shared
         self._watch(model)
         # `train_on_batch` passes arrays, and must return the logs of this step.
         is_fit = isinstance(function, ModelStep) and shared is args
-        if is_fit and self._strategy.extended.workers > 1:
+        if is_fit and extended.workers > 1:
             if tf.executing_eagerly():
                 note_exchange()  # Each step reduces its logs.
-            else:
-                current = local_rounds.round_of_fit()
-                reduction = Reduction(self._strategy, model, current)
-        return Step(step, kind, model, *known, reduction), shared
+            elif current := local_rounds.round_of_fit():
+                add = functools.partial(
+                    sum_in_rounds, self._strategy, model, current
+                )
+        return Step(step, kind, model, *known, add), shared
 
 
 class Step:
@@ -157,7 +159,7 @@ class Step:
         rows: The batch's numbers of rows, or None if unknown.
         row_variables: For each of this worker's replicas, the variable of its
             `Share`.
-        reduction: Reduces the outputs of replicas.
+        add: Sums a per-replica vector over replicas.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class Step:
         model: keras.Model | None,
         rows: RowCounts | None,
         row_variables: Sequence[tf.Variable],
-        reduction: Reduction,
+        add: Callable[[Any], Any],
     ) -> None:
         method = getattr(function, "__func__", None)
         self._is_keras = method is keras.Model.train_step
@@ -175,11 +177,12 @@ class Step:
         # AutoGraph converts only the user's function.
         self._function = convert(function)
         self._model, self._rows = model, rows
-        self._row_variables, self.reduction = row_variables, reduction
+        self._row_variables, self._add = row_variables, add
         self._undo = contextlib.ExitStack()
         self._waits = local_rounds.waits_of_fit()
         # The `Result` of each output that is a metric's result, by index.
         self._found: dict[int, Result] = {}
+        self._numbers: list[int] = []  # The indices of numbers and bools.
         # For each other output that is an array, by index: its name and shape.
         self._arrays: dict[int, tuple[Any, tf.TensorShape]] = {}
         self._fixed_rows: int | None = None
@@ -233,6 +236,9 @@ class Step:
         as_returned = _rows_only if self._is_predicting else _scaled_for_mean
         for i in others:
             outputs[i] = as_returned(weight, outputs[i])
+        self._numbers = [
+            i for i in others if self._is_numeric(outputs[i], is_array=False)
+        ]
         packed = tf.nest.pack_sequence_as(returned, outputs)
         lengths = lengths_of(rows, self._arrays.values())
         return packed, sum(self._states(), []), weight, lengths
@@ -263,19 +269,20 @@ class Step:
         self._arrays = {
             i: (names[i], outputs[i].shape)
             for i in others
-            if self._is_array(outputs[i])
+            if self._is_numeric(outputs[i], is_array=True)
         }
         return others
 
-    def _is_array(self, value: Any) -> bool:
-        """Return whether an output is an array of numbers or bools.
+    def _is_numeric(self, value: Any, is_array: bool) -> bool:
+        """Return whether an output is a number or a bool, or an array of them.
 
         Predictions do not count.
         """
         return (
             not self._is_predicting
             and isinstance(value, tf.Tensor)
-            and bool(value.shape.rank)
+            and value.shape.rank is not None
+            and bool(value.shape.rank) == is_array
             and _as_float(value).dtype.is_floating
         )
 
@@ -346,7 +353,7 @@ class Step:
     def finish(
         self, strategy: Any, outputs: Any, of_rows: set[int]
     ) -> tuple[Any, list[Any]]:
-        """Combine the replicas' arrays and metric results.
+        """Combine the replicas' numbers, arrays and metric results.
 
         Args:
             strategy: The strategy. Call this method in cross-replica context.
@@ -364,23 +371,23 @@ class Step:
             for i, (_, shape) in self._arrays.items()
             if i not in of_rows and shape.is_fully_defined()
         ]
-        if not (self._found or means or of_rows):
+        if not (self._found or self._numbers or means or of_rows):
             return returned, []
         flat = tf.nest.flatten(returned)
         # Our own `strategy.run` would treat these functions as the user's.
         run = functools.partial(tf.distribute.Strategy.run, strategy)
-        weighted = (run(_times, (weight, flat[i])) for i in means)
-        sums = replicas_of(strategy).reduce_together(
-            [*state, *weighted], self.reduction.by("SUM")
+        numbers = [flat[i] for i in self._numbers]
+        weighted = [run(_times, (weight, flat[i])) for i in means]
+        group = replicas_of(strategy)
+        sums = iter(
+            group.reduce_together([*state, *numbers, *weighted], self._add)
         )
-        of_all = dict(zip(means, sums[len(state) :], strict=True))
+        totals = {id(own): [next(sums) for _ in own] for own in self._states()}
+        of_all = {i: next(sums) / group.count for i in self._numbers}
+        of_all |= {i: next(sums) for i in means}
         for i in of_rows:
             own = run(_rows_only, (weight, flat[i]))
             of_all[i] = gather_rows(strategy, own)
-        remaining = iter(sums)
-        totals = {
-            id(own): [next(remaining) for _ in own] for own in self._states()
-        }
         for i, (metric, place, own) in self._found.items():
             total = totals[id(own)]
             result = keras.tree.flatten(metric.stateless_result(total))[place]
@@ -398,10 +405,10 @@ class Step:
 
 
 def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
-    """Scale a number so that Keras's mean over replicas is weighted by rows.
+    """Scale a number so that the mean over replicas is weighted by rows.
 
     If reads of a variable are sums over replicas, the variable is multiplied by
-    the number of replicas, so that Keras's mean is the sum. Otherwise,
+    the number of replicas, so that the mean is the sum. Otherwise,
     variables that are not `on_read`, and values that are not numbers, are not
     scaled.
     """

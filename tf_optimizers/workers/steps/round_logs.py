@@ -1,8 +1,6 @@
-"""Reduces logs and metrics' variables over replicas, during a step."""
+"""Sums logs and metrics' variables over replicas, in rounds of local steps."""
 
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any, cast
 
 import keras
@@ -60,90 +58,61 @@ def reduce_in_next_step(model: keras.Model) -> None:
         kept.age.assign(_NEVER)
 
 
-class Reduction:
-    """Reduces values over replicas, in parallel with a step.
+def sum_in_rounds(
+    strategy: Any, model: keras.Model, current: LocalRound, value: Any
+) -> tf.Tensor:
+    """Sum a vector over replicas in some steps; repeat the sum in others.
 
-    Normally, every step reduces values. But in a round of several local steps
-    (`SparseLoCo`), replicas exchange values only in the last step. Then values
-    are reduced in the last step of a round, in the first step of an epoch, and
-    when as many batches as in a round have passed without a reduction. Other
-    steps return the result of the last reduction, which is the same on all
-    workers. So a callback that reads logs and stops training does so on all
-    workers. If rounds overlap, the last step of a round only starts the
-    reduction of floating-point values, and returns the result of the previous
-    reduction.
+    In a round of several local steps (`SparseLoCo`), replicas exchange values
+    only in the last step. So values are summed in the last step of a round, in
+    the first step of an epoch, and when as many batches as in a round have
+    passed without a sum. Other steps return the last sum, which is the same on
+    all workers. So a callback that reads logs and stops training does so on all
+    workers. If rounds overlap, the last step of a round only starts to sum
+    floating-point values, and returns the previous sum.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.
-        model: The model of the step; needed only with `current`. Defaults to
-            `None`.
-        current: The round of the step; None if every step reduces values.
-            Defaults to `None`.
+        model: The model of the step.
+        current: The round of the step.
+        value: The replicas' vectors, as a per-replica value.
     """
+    own = strategy.experimental_local_results(value)
+    first, gather = own[0], cast(Any, None)
+    if current.overlaps and first.dtype.is_floating:
+        shape = [first.shape.num_elements() + 1]
+        gather = GatherLater(strategy.extended, "logs", shape, first.dtype)
+    kept = _Kept(first, gather)
+    add_to_graphs("reduced_logs", kept)
+    _kept.setdefault(model, weakref.WeakSet()).add(kept)
 
-    def __init__(
-        self,
-        strategy: Any,
-        model: keras.Model | None = None,
-        current: LocalRound | None = None,
-    ) -> None:
-        self._strategy, self._model, self._round = strategy, model, current
+    def sum_now() -> tf.Tensor:
+        # Wait for an older exchange, and discard its values.
+        taken = [gather.take()] if gather else []
+        with tf.control_dependencies(taken):
+            total = strategy.extended.reduce_in_parallel("SUM", value)
+        return kept.keep(strategy.experimental_local_results(total)[0])
 
-    def by(self, reduce_op: Any) -> Callable[[Any], Any]:
-        """Return a function that reduces replicas' vectors by `reduce_op`."""
-        reduce = functools.partial(
-            self._strategy.extended.reduce_in_parallel, reduce_op
-        )
-        if self._round is None:
-            return reduce
-        is_mean = tf.distribute.ReduceOp(reduce_op).name == "MEAN"
-        count = self._strategy.num_replicas_in_sync if is_mean else 1
-        return functools.partial(
-            self._reduce_in_rounds, reduce, self._round, count
-        )
-
-    def _reduce_in_rounds(
-        self, reduce: Callable, current: LocalRound, count: int, value: Any
-    ) -> tf.Tensor:
-        own = self._strategy.experimental_local_results(value)
-        first, gather = own[0], cast(Any, None)
-        if current.overlaps and first.dtype.is_floating:
-            shape = [first.shape.num_elements() + 1]
-            extended = self._strategy.extended
-            gather = GatherLater(extended, "logs", shape, first.dtype)
-        kept = _Kept(first, gather)
-        add_to_graphs("reduced_logs", kept)
-        _kept.setdefault(self._model, weakref.WeakSet()).add(kept)
-
-        def reduce_now() -> tf.Tensor:
-            # Wait for an older exchange, and discard its values.
-            taken = [gather.take()] if gather else []
-            with tf.control_dependencies(taken):
-                reduced = reduce(value)
-            return kept.keep(
-                self._strategy.experimental_local_results(reduced)[0]
+    def sum_later() -> tf.Tensor:
+        # Each replica sends a 1 after its values. If no values have arrived,
+        # `take` returns zeros, and the total of the ones is 0.
+        total = tf.reduce_sum(gather.take(), 0)
+        came = tf.reshape(total[:-1], first.shape)
+        result = tf.where(total[-1] > 0, came, kept.last.read_value())
+        with tf.control_dependencies([total]):
+            gather.start(
+                [tf.concat([tf.reshape(v, [-1]), one], 0) for v in own]
             )
+        return kept.keep(result)
 
-        def reduce_later() -> tf.Tensor:
-            # Each replica sends a 1 after its values. If no values have
-            # arrived, `take` returns zeros, and the total of the ones is 0.
-            total = tf.reduce_sum(gather.take(), 0)
-            came = tf.reshape(total[:-1] / count, first.shape)
-            result = tf.where(total[-1] > 0, came, kept.last.read_value())
-            with tf.control_dependencies([total]):
-                gather.start(
-                    [tf.concat([tf.reshape(v, [-1]), one], 0) for v in own]
-                )
-            return kept.keep(result)
-
-        # If steps do not use the optimizer, a round never ends. So values are
-        # also reduced when their age reaches the number of batches in a round.
-        is_old = kept.age.read_value() >= current.batches
-        if gather is None:
-            return tf.cond(current.ends | is_old, reduce_now, kept.repeat)
-        one = tf.ones([1], first.dtype)
-        return tf.cond(
-            is_old,
-            reduce_now,
-            lambda: tf.cond(current.ends, reduce_later, kept.repeat),
-        )
+    # If steps do not use the optimizer, a round never ends. So values are also
+    # summed when their age reaches the number of batches in a round.
+    is_old = kept.age.read_value() >= current.batches
+    if gather is None:
+        return tf.cond(current.ends | is_old, sum_now, kept.repeat)
+    one = tf.ones([1], first.dtype)
+    return tf.cond(
+        is_old,
+        sum_now,
+        lambda: tf.cond(current.ends, sum_later, kept.repeat),
+    )

@@ -1,5 +1,6 @@
 """Reduces and gathers the values that replicas return."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from tf_optimizers.workers.collectives.bits import (
     to_numbers,
     words_to_strings,
 )
-from tf_optimizers.workers.steps.round_logs import Reduction
 
 
 def gather_any(
@@ -85,27 +85,22 @@ def copied(value: Any) -> tf.Tensor:
 class ScalarsOfRun:
     """The float32 scalars that `strategy.run` returned in a graph.
 
-    Keras reduces the logs of a step one by one. A collective for all scalars
-    takes about as long as a collective for one. So the first call to `reduce`
-    with one of these scalars reduces all of them.
+    Custom loops reduce a step's outputs one by one. A collective for all
+    scalars takes about as long as a collective for one. So the first call to
+    `reduce` with one of these scalars reduces all of them.
     """
 
     def __init__(
-        self,
-        strategy: Any,
-        outputs: Any,
-        reduction: Reduction,
-        identical: Sequence[Any] = (),
+        self, strategy: Any, outputs: Any, identical: Sequence[Any] = ()
     ) -> None:
         """Store the scalars.
 
         Args:
             strategy: The strategy.
             outputs: The outputs of all replicas.
-            reduction: Reduces the scalars.
             identical: Outputs of any shape that are the same on all replicas.
         """
-        self._strategy, self._reduction = strategy, reduction
+        self._strategy = strategy
         self._graph = tf.compat.v1.get_default_graph()
         self._reduced: list[tuple[Any, Any, Any]] = [
             (value, tf.distribute.ReduceOp.MEAN, self._local(value))
@@ -134,7 +129,9 @@ class ScalarsOfRun:
         if any(value is other for other in self._waiting):
             # Reduce all scalars in at most one collective, which can run in
             # parallel with the collectives of gradients.
-            reduce = self._reduction.by(reduce_op)
+            reduce = functools.partial(
+                self._strategy.extended.reduce_in_parallel, reduce_op
+            )
             group = replicas_of(self._strategy)
             results = group.reduce_together(self._waiting, reduce)
             self._reduced += [
