@@ -80,6 +80,13 @@ class ReplicaGroup:
         """Whether `sum_at_owners` and `gather_from_owners` are supported."""
         return isinstance(self._strategy, tf.distribute.MirroredStrategy)
 
+    def run(self, function: Callable, args: Sequence[Any]) -> Any:
+        """Call a function on each replica of this process; return the results.
+
+        The strategy's own `run` may treat the function as a step of the user.
+        """
+        return tf.distribute.Strategy.run(self._strategy, function, args)
+
     def sum(self, values: Any) -> Any:
         """Sum the tensors and `IndexedSlices` of a nest over all replicas."""
         context = tf.distribute.get_replica_context()
@@ -183,11 +190,7 @@ class ReplicaGroup:
                     lambda _, join=cast_and_join, own=own: join(*next(own))
                 )
             else:
-                # The strategy's own `run` may treat `cast_and_join` as the
-                # user's function.
-                joined = tf.distribute.Strategy.run(
-                    strategy, cast_and_join, [values[i] for i in group]
-                )
+                joined = self.run(cast_and_join, [values[i] for i in group])
             total = strategy.experimental_local_results(reduce(joined))[0]
             parts = split(total, [local[i][0] for i in group])
             reduced |= zip(group, parts, strict=True)

@@ -116,10 +116,6 @@ class OverlappedExchange:
         """
         updates, place = tf.unstack(argument)
         choice = self._choices[int(place)]
-        # The strategy's own `run` would count this exchange as a step.
-        run = functools.partial(
-            tf.distribute.Strategy.run, self._compressor.strategy
-        )
 
         def exchange(updates: tf.Tensor) -> None:
             send = functools.partial(self._send, choice, updates)
@@ -128,6 +124,7 @@ class OverlappedExchange:
 
         key = self._compressor.rows.indices, choice, "overlapped"
         with self._compressor.strategy.scope():
+            run = replicas_of().run
             self._rounds.call(key, run, exchange, updates)
 
     def _send(

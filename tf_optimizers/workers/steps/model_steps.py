@@ -374,11 +374,9 @@ class Step:
         if not (self._found or self._numbers or means or of_rows):
             return returned, []
         flat = tf.nest.flatten(returned)
-        # Our own `strategy.run` would treat these functions as the user's.
-        run = functools.partial(tf.distribute.Strategy.run, strategy)
-        numbers = [flat[i] for i in self._numbers]
-        weighted = [run(_times, (weight, flat[i])) for i in means]
         group = replicas_of(strategy)
+        numbers = [flat[i] for i in self._numbers]
+        weighted = [group.run(_times, (weight, flat[i])) for i in means]
         sums = iter(
             group.reduce_together([*state, *numbers, *weighted], self._add)
         )
@@ -386,7 +384,7 @@ class Step:
         of_all = {i: next(sums) / group.count for i in self._numbers}
         of_all |= {i: next(sums) for i in means}
         for i in of_rows:
-            own = run(_rows_only, (weight, flat[i]))
+            own = group.run(_rows_only, (weight, flat[i]))
             of_all[i] = gather_rows(strategy, own)
         for i, (metric, place, own) in self._found.items():
             total = totals[id(own)]
@@ -395,7 +393,7 @@ class Step:
             values = dict(zip(map(id, metric.variables), total, strict=True))
             of_all[i] = values.get(id(result), result)
         for i, value in of_all.items():
-            flat[i] = run(copied, (value,))
+            flat[i] = group.run(copied, (value,))
         identical = [flat[i] for i in of_all]
         return tf.nest.pack_sequence_as(returned, flat), identical
 

@@ -31,19 +31,15 @@ def gather_any(
     local = strategy.experimental_local_results(value)[0]
     tensor = tf.convert_to_tensor(local)
     dtype, axis = tensor.dtype, axis % (len(tensor.shape) or 1)
-
-    def mapped(function: Callable, *args: Any) -> Any:
-        # Our own `strategy.run` would treat `function` as the user's function.
-        return tf.distribute.Strategy.run(strategy, function, args)
-
+    run = replicas_of(strategy).run
     if dtype != tf.string:
         numbers = (
-            value if dtype in GATHERED_DTYPES else mapped(to_numbers, value)
+            value if dtype in GATHERED_DTYPES else run(to_numbers, [value])
         )
         return from_numbers(gather(numbers, axis), dtype)
-    lengths = gather(mapped(tf.strings.length, value), axis)
+    lengths = gather(run(tf.strings.length, [value]), axis)
     size = longest_in(lengths)
-    words = mapped(lambda x: strings_to_words(x, size), value)
+    words = run(lambda x: strings_to_words(x, size), [value])
     return words_to_strings(gather(words, axis), lengths)
 
 
@@ -63,10 +59,7 @@ def gather_rows(strategy: Any, rows: Any) -> tf.Tensor:
     extended, devices = strategy.extended, len(strategy.extended.worker_devices)
     if 1 in (extended.workers, devices):
         return gathered
-    # Our own `strategy.run` would treat the function as the user's.
-    own = tf.distribute.Strategy.run(
-        strategy, lambda own: tf.shape(own)[:1], [rows]
-    )
+    own = replicas_of(strategy).run(lambda own: tf.shape(own)[:1], [rows])
     counts = strategy.gather(own, axis=0)
     parts = tf.split(gathered, counts, num=extended.replicas)
     return tf.concat([p for i in range(devices) for p in parts[i::devices]], 0)
