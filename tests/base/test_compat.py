@@ -150,7 +150,6 @@ TENSORFLOW = {
     input_lib.DistributedIteratorSpec: [
         "_cardinality",
         "_component_specs",
-        "_enable_get_next_as_optional",
         "_from_components",
         "_to_components",
     ],

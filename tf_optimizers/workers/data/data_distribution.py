@@ -228,7 +228,7 @@ def distribute_from_function(
             strategy, dataset_fn, options
         )
     replicas = len(strategy.extended.worker_devices)
-    made = []
+    counts = []
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
         own = dataset_fn(context)
@@ -243,16 +243,13 @@ def distribute_from_function(
         rows = None if may_lack else fixed_rows(own.element_spec)
         rows = rows and rows * replicas
         total = agree_on_data(strategy, None, count, rows)
-        noted = functools.partial(
-            with_notes, own, replicas, total, may_lack=may_lack
-        )
-        made.extend([count, noted(is_endless=True)])
-        return noted()
+        counts.append(count)
+        return with_notes(own, replicas, total, may_lack)
 
     distributed = _Parent.distribute_datasets_from_function(
         strategy, make_with_notes, options
     )
-    return look_ahead(distributed, *made)
+    return look_ahead(distributed, *counts)
 
 
 def _count(dataset: tf.data.Dataset) -> int:
@@ -296,7 +293,7 @@ def with_notes(
     dataset: tf.data.Dataset,
     replicas: int,
     total: int | None = None,
-    **options: bool,
+    may_lack: bool = False,
 ) -> tf.data.Dataset:
     """Add notes to each element of a dataset; replicas take elements in turn.
 
@@ -305,7 +302,7 @@ def with_notes(
         replicas: The number of replicas of this worker.
         total: The number of rows of a batch on all workers together; None if it
             varies or is unknown.
-        **options: See `note_next`.
+        may_lack: See `note_next`.
     """
     spec = dataset.element_spec
 
@@ -321,5 +318,5 @@ def with_notes(
         add_note,
         replicas,
         batch_digests.end(Comparison.NOTHING, total is not None),
-        **options,
+        may_lack,
     )

@@ -28,7 +28,6 @@ from tf_optimizers.workers.data.batch_metadata import (
     spec_with_rows,
     with_rows,
 )
-from tf_optimizers.workers.data.batch_splits import blank
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.wrapped import LocalRound
 
@@ -58,10 +57,6 @@ class AheadIterator(DistributedIterator):
     @property
     def _is_endless(self) -> bool:
         return self._cardinality == tf.data.INFINITE_CARDINALITY
-
-    def set_may_end(self, may_end: bool) -> None:
-        """Set whether this worker's data may end."""
-        self._enable_get_next_as_optional = may_end and not self._is_endless
 
     def get_next(self, name: str | None = None) -> Any:
         """Return the next batch, or raise an error at the end."""
@@ -103,7 +98,8 @@ class AheadIterator(DistributedIterator):
             # waiting in that step. Record the failure before this worker waits
             # for a batch.
             self._strategy.extended.check_step_ended()
-        element, notes = regroup(self._parts(iterator), always_wrap=True)
+        parts = iterator.get_next_as_list()
+        element, notes = regroup(parts, always_wrap=True)
         # The notes may be wrapped in an `Ending`.
         (notes,) = tf.nest.flatten(notes)
         this, following = zip(
@@ -114,19 +110,6 @@ class AheadIterator(DistributedIterator):
         batch = with_rows(element, RowCounts(known[1], own), self.element_spec)
         check = batch_digests.check(known)
         return known[0], after(check, batch)
-
-    def _parts(self, iterator: Any) -> list[Any]:
-        """Return an element and its notes for each replica of this worker."""
-        if not self._enable_get_next_as_optional:
-            return iterator.get_next_as_list()
-        return [
-            tf.cond(
-                optional.has_value(),
-                optional.get_value,
-                functools.partial(blank, optional.element_spec),
-            )
-            for optional in iterator.get_next_as_optional_list()
-        ]
 
     def _compare_batches(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
@@ -298,7 +281,6 @@ class AheadIterator(DistributedIterator):
             self._strategy,
             self._options,
             self._cardinality,
-            self._enable_get_next_as_optional,
         )
 
 
@@ -323,7 +305,6 @@ class AheadIteratorSpec(DistributedIteratorSpec):
             element_spec=self._element_spec,
             strategy=self._strategy,
             cardinality=self._cardinality,
-            enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
         )
         iterator.known, iterator.is_argument = known, True
