@@ -100,9 +100,15 @@ class Rounds:
     @property
     def taken(self) -> int:
         """The number of local steps since all replicas had equal weights."""
-        taken = backend_variable(self._taken)
+        taken = components(self._taken)[0]
         # While a `tf.function` is traced, its new variables have no value.
-        return int(tf.convert_to_tensor(taken)) if taken.is_initialized() else 0
+        if not taken.is_initialized():
+            return 0
+        # TensorFlow notes calls of `read_value` in a function that is traced,
+        # even for another model. If this optimizer is deleted before the
+        # function is called, the call would fail.
+        value = tf.raw_ops.ReadVariableOp(resource=taken.handle, dtype=tf.int64)
+        return int(value)
 
     def left(self) -> tf.Tensor:
         """Return the number of local steps left in the round, int64."""

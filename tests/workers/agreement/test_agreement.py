@@ -1,6 +1,7 @@
 """Workers that do not answer, die, or are at another place."""
 
 import functools
+import gc
 import itertools
 import json
 import re
@@ -8,6 +9,7 @@ import threading
 import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -275,3 +277,24 @@ def test_first_step_compares_an_optimizer_once(make, compared, monkeypatch):
         strategy.run(step)
         strategy.run(step)
     assert seen == compared
+
+
+@pytest.mark.filterwarnings("ignore:.* saves traffic")
+def test_step_can_be_called_once_another_models_optimizer_is_deleted(ours):
+    """Other models may be deleted after the step has been traced."""
+    with ours.scope():
+        weights = [keras.Variable([1.0, 2.0]) for _ in range(2)]
+        others = [tfo.SparseLoCo(keras.optimizers.SGD(), sync_every=2)]
+        others[0].build(weights[1:])
+        optimizer = keras.optimizers.SGD(0.25)
+
+    @tf.function
+    def step():
+        ours.run(lambda: optimizer.apply([tf.ones(2)], weights[:1]))
+
+    traced = step.get_concrete_function()
+    others.clear()
+    gc.collect()
+    with tf.GradientTape():  # A call asks for the variables under a tape.
+        traced()
+    np.testing.assert_array_equal(weights[0], [0.5, 1.5])
