@@ -33,7 +33,7 @@ def test_offload():
         saved.append(100 * (1 - ours / adam))
         adam, ours = (statistics.median(found["step_ms"][n]) for n in names)
         factors[name.rpartition(" ")[2]] = f"{ours / adam:.1f}"
-    assert f"falls by {min(saved):.0f} to {max(saved):.0f} %" in row
+    assert f"falls by {min(saved):.0f} to {max(saved):.0f}%" in row
     few, many = factors["256"], factors["16,384"]
     assert f"{many} (batch size 16,384) to {few} (256) times" in row
 
@@ -45,7 +45,8 @@ def test_sharded_state():
         f"{statistics.median(shards[k]) / statistics.median(whole[k]):.2f}"
         for k in ("state_bytes", "step_ms")
     ]
-    assert figures(ROWS["ShardedState"]) == expected
+    row = ROWS["ShardedState"].replace("a quarter", "0.25")
+    assert figures(row) == expected
 
 
 def accuracies():
@@ -60,7 +61,7 @@ def accuracies():
 def test_large_batches_on_the_page_of_lamb():
     """The table and the learning rates are those of the study."""
     means, lamb = accuracies(), (ROOT / "docs/lamb.md").read_text()
-    rows = re.findall(r"^\| [\d,]+, (\d+) \| (.*) \|$", lamb, re.M)
+    rows = re.findall(r"^\| [\d,]+ / (\d+) \| (.*) \|$", lamb, re.M)
     assert [steps for steps, _ in rows] == ["40", "30", "10"]
     names = "AdamW", "tfo.Lamb", "tfo.LANS", "Keras Muon"
     for steps, row in rows:
