@@ -125,28 +125,28 @@ MAIN = {
     "DGC, 2 workers": dgc(2),
     "DGC, 4 workers": dgc(4),
     "DGC, 8 workers": dgc(8),
-    "from 75 %, 2 workers": from_75(2),
-    "from 75 %, 4 workers": from_75(4),
-    "from 75 %, 8 workers": from_75(8),
-    "from 75 %, 2 workers, float16 values": from_75(2, value_dtype="float16"),
-    "from 75 %, 4 workers, float16 values": from_75(4, value_dtype="float16"),
-    "from 75 %, 8 workers, float16 values": from_75(8, value_dtype="float16"),
+    "from 75%, 2 workers": from_75(2),
+    "from 75%, 4 workers": from_75(4),
+    "from 75%, 8 workers": from_75(8),
+    "from 75%, 2 workers, float16 values": from_75(2, value_dtype="float16"),
+    "from 75%, 4 workers, float16 values": from_75(4, value_dtype="float16"),
+    "from 75%, 8 workers, float16 values": from_75(8, value_dtype="float16"),
     "Paddle's rule, 2 workers": paddles(2),
     "Paddle's rule, 4 workers": paddles(4),
 }
 ABLATIONS = {
-    "from 75 %, 2 workers, no cool-down": from_75(2, **NO_COOL_DOWN),
-    "from 75 %, 2 workers, rate_in_momentum=False": from_75(
+    "from 75%, 2 workers, no cool-down": from_75(2, **NO_COOL_DOWN),
+    "from 75%, 2 workers, rate_in_momentum=False": from_75(
         2, rate_in_momentum=False
     ),
-    "from 75 %, 2 workers, no momentum masking": from_75(
+    "from 75%, 2 workers, no momentum masking": from_75(
         2, momentum_masking=False
     ),
-    "from 75 %, 4 workers, no momentum masking": from_75(
+    "from 75%, 4 workers, no momentum masking": from_75(
         4, momentum_masking=False
     ),
-    "from 75 %, 4 workers, cool-down of a fifth": longer_cool_down(4, 5),
-    "from 75 %, 4 workers, cool-down of a third": longer_cool_down(4, 3),
+    "from 75%, 4 workers, cool-down of a fifth": longer_cool_down(4, 5),
+    "from 75%, 4 workers, cool-down of a third": longer_cool_down(4, 3),
     "Paddle's rule, 2 workers, float16 values": paddles(
         2, value_dtype="float16"
     ),
@@ -154,14 +154,14 @@ ABLATIONS = {
     "Paddle's rule, 2 workers, no momentum masking": paddles(
         2, momentum_masking=False
     ),
-    "Paddle's rule, 2 workers, 99.99 %": paddles(2, (*WARM_UP, 0.9999)),
+    "Paddle's rule, 2 workers, 99.99%": paddles(2, (*WARM_UP, 0.9999)),
 }
 VARIANTS = MAIN | {
     name: variant._replace(seeds=ABLATION_SEEDS)
     for name, variant in ABLATIONS.items()
 }
-# By default, the last stage of a run of 640 steps is 99.6 %.
-TO_999 = "from 75 to 99.9 %"
+# By default, the last stage of a run of 640 steps is 99.6%.
+TO_999 = "from 75 to 99.9%"
 ONLY_DIGITS = {
     f"{TO_999}, 2 workers": up_to_the_last_stage(2),
     f"{TO_999}, 4 workers": up_to_the_last_stage(4),
@@ -174,7 +174,7 @@ RECOMMENDED = {
     for name in (DENSE, *(f"DGC, {workers} workers" for workers in (2, 4, 8)))
 }
 IN_FEW_STEPS = RECOMMENDED | {
-    f"up to {100 * last:g} %, 2 workers": from_75(2, sparsity=WARM_UP[: i + 1])
+    f"up to {100 * last:g}%, 2 workers": from_75(2, sparsity=WARM_UP[: i + 1])
     for i, last in enumerate(WARM_UP[:3])
 }
 ONLY_TEXT = {

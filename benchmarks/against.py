@@ -8,7 +8,7 @@ The two groups take turns of a few steps. Each pair of turns gives a ratio: the
 median step time of this checkout, divided by that of FOLDER. Processes differ
 in speed from start to start, so all workers are started several times. Each
 start gives the median of its ratios. The result is the mean over starts, with a
-95 % confidence interval by Student's t.
+95% confidence interval by Student's t.
 """
 
 import argparse

@@ -26,7 +26,7 @@ POINTS = 50
 MEASURED = (
     "stock strategy, dense",
     "ours, dense",
-    "ours, DGC at 0.1 %",
+    "ours, DGC at 0.1%",
 )
 
 

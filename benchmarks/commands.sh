@@ -26,7 +26,7 @@ sudo python benchmarks/shaped_network.py --models "4 M"  # shaped_network
 sudo python benchmarks/shaped_network.py --models "20 M" \
     --links "100 Mbit/s" "1 Gbit/s" "10 Gbit/s"
 sudo python benchmarks/shaped_network.py --hosts 1 3 8 --models "4 M"
-sudo python benchmarks/shaped_network.py --family "1 %" --models "4 M" \
+sudo python benchmarks/shaped_network.py --family "1%" --models "4 M" \
     --hosts 2 4 8 --links "10 Mbit/s" "100 Mbit/s" \
     --output benchmarks/results/slow_network.json  # slow_network
 sudo python benchmarks/shaped_network.py --family stages --models "4 M" \

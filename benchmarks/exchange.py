@@ -39,12 +39,12 @@ STOCK = tf.distribute.MultiWorkerMirroredStrategy
 OURS = tfo.SparseMultiWorkerMirroredStrategy
 CONTENDERS = {
     "stock strategy, dense": (STOCK, "sgd"),
-    "stock strategy, DGC at 0.1 %": (STOCK, "dgc"),
+    "stock strategy, DGC at 0.1%": (STOCK, "dgc"),
     "ours, dense": (OURS, "sgd"),
-    "ours, DGC at 0.1 %": (OURS, "dgc"),
-    "ours, DGC at 0.1 %, float16": (OURS, "dgc, float16"),
-    "ours, DGC at 0.1 %, int4": (OURS, "dgc, int4"),
-    "ours, DGC at 0.1 %, int2": (OURS, "dgc, int2"),
+    "ours, DGC at 0.1%": (OURS, "dgc"),
+    "ours, DGC at 0.1%, float16": (OURS, "dgc, float16"),
+    "ours, DGC at 0.1%, int4": (OURS, "dgc, int4"),
+    "ours, DGC at 0.1%, int2": (OURS, "dgc, int2"),
     "no exchange": (None, "sgd"),
 }
 OPTIMIZERS = {

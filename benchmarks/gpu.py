@@ -199,9 +199,9 @@ def compression(rounds: int) -> Iterator[tuple[str, dict]]:
         name: functools.partial(only_step, make, shapes)
         for name, make in {
             "keras SGD": lambda: SGD(0.01, momentum=0.9),
-            "tfo.DGCMomentum, 99.9 %": lambda: tfo.DGCMomentum(0.01),
+            "tfo.DGCMomentum, 99.9%": lambda: tfo.DGCMomentum(0.01),
             "keras AdamW": keras.optimizers.AdamW,
-            "tfo.SparseLoCo(AdamW), 99.6 %": lambda: tfo.SparseLoCo(
+            "tfo.SparseLoCo(AdamW), 99.6%": lambda: tfo.SparseLoCo(
                 keras.optimizers.AdamW(), sparsity=(0.996,)
             ),
         }.items()

@@ -3,7 +3,7 @@
     python benchmarks/local_work.py [--models "20 M in 1"] [--rounds 15]
 
 There is one replica, and no exchange. A step of `DGCMomentum` accumulates,
-selects 0.1 %, masks the selected entries, and subtracts them from the weights.
+selects 0.1%, masks the selected entries, and subtracts them from the weights.
 With `clipnorm`, it first clips. `SparseLoCo` first steps with its inner
 optimizer, and selects from the change of the weights. All contenders take turns
 in one process, as in step_time.py, with the same yardstick.
@@ -41,10 +41,10 @@ def compressing(**kwargs: object) -> Callable:
 def contenders() -> dict[str, Callable]:
     return {
         tables.YARDSTICK: step_time.yardstick_step,
-        "DGC at 0.1 %": compressing(),
-        "DGC at 0.1 %, clipnorm": compressing(clipnorm=1.0),
+        "DGC at 0.1%": compressing(),
+        "DGC at 0.1%, clipnorm": compressing(clipnorm=1.0),
         **{
-            f"DGC at 0.1 %, {dtype}": compressing(value_dtype=dtype)
+            f"DGC at 0.1%, {dtype}": compressing(value_dtype=dtype)
             for dtype in ("float16", "int4", "int2")
         },
         "DGC, dense stage": compressing(rampup_begin_step=10**6),
@@ -52,7 +52,7 @@ def contenders() -> dict[str, Callable]:
             keras.optimizers.SGD(1e-3, momentum=0.9)
         ),
         "keras AdamW": step_time.optimizer_step(keras.optimizers.AdamW(1e-3)),
-        "AdamW in SparseLoCo at 0.1 %": step_time.optimizer_step(
+        "AdamW in SparseLoCo at 0.1%": step_time.optimizer_step(
             tfo.SparseLoCo(keras.optimizers.AdamW(1e-3))
         ),
     }

@@ -5,7 +5,7 @@
 
 See study.py. Variants with several local steps have neither warm-up nor
 cool-down. With H steps per exchange, they send H thousandths of the entries, as
-many per step as 99.9 % does; plain averaging and DiLoCo send all entries. In
+many per step as 99.9% does; plain averaging and DiLoCo send all entries. In
 the long run, DiLoCo's outer momentum multiplies pseudo-gradients by
 OUTER_RATE / (1 - OUTER_MOMENTUM), so DiLoCo is trained only at fractions of the
 learning rate.
@@ -142,10 +142,10 @@ def variants(make: Make) -> dict[str, Variant]:
     return {
         **dense(make),
         **for_steps(make),
-        "from 75 to 99.6 %, 2 workers": from_75(2, make, sparsity=UP_TO_996),
-        "from 75 to 99.9 %, 2 workers": from_75(2, make),
-        "from 75 to 99.6 %, 4 workers": from_75(4, make, sparsity=UP_TO_996),
-        "from 75 to 99.9 %, 4 workers": from_75(4, make),
+        "from 75 to 99.6%, 2 workers": from_75(2, make, sparsity=UP_TO_996),
+        "from 75 to 99.9%, 2 workers": from_75(2, make),
+        "from 75 to 99.6%, 4 workers": from_75(4, make, sparsity=UP_TO_996),
+        "from 75 to 99.9%, 4 workers": from_75(4, make),
         # Shows the part of a difference that is not due to compression.
         "all sent, 4 workers": from_75(4, make, **ALL),
     }
@@ -180,14 +180,14 @@ def with_higher_rates(make: Make) -> dict[str, Variant]:
     """
     two, four = 2**0.5, 2.0
     return variants(make) | {
-        "from 75 to 99.6 %, 2 workers, rate x 1.4": from_75(
+        "from 75 to 99.6%, 2 workers, rate x 1.4": from_75(
             2, make, two, sparsity=UP_TO_996
         ),
-        "from 75 to 99.9 %, 2 workers, rate x 1.4": from_75(2, make, two),
-        "from 75 to 99.6 %, 4 workers, rate x 2": from_75(
+        "from 75 to 99.9%, 2 workers, rate x 1.4": from_75(2, make, two),
+        "from 75 to 99.6%, 4 workers, rate x 2": from_75(
             4, make, four, sparsity=UP_TO_996
         ),
-        "from 75 to 99.9 %, 4 workers, rate x 2": from_75(4, make, four),
+        "from 75 to 99.9%, 4 workers, rate x 2": from_75(4, make, four),
     }
 
 
@@ -201,8 +201,8 @@ def with_local_steps(make: Make) -> dict[str, Variant]:
         for divisor in DIVISORS
     }
     rare = {
-        "99.2 %, every 8 steps": local_steps(make, 8, 0.992),
-        "97 %, every 30 steps": local_steps(make, 30, 0.97),
+        "99.2%, every 8 steps": local_steps(make, 8, 0.992),
+        "97%, every 30 steps": local_steps(make, 30, 0.97),
         "averages every 8 steps": local_steps(make, 8, 0.0),
         "averages every 30 steps": local_steps(make, 30, 0.0),
     }
@@ -219,7 +219,7 @@ def family(task: str, name: str) -> Family:
 def in_few_steps(make: Make) -> dict[str, Variant]:
     """Return variants for a task in which a replica sends each entry rarely."""
     decays = {
-        f"from 75 %, decay {decay:g}": from_75(2, make, residual_decay=decay)
+        f"from 75%, decay {decay:g}": from_75(2, make, residual_decay=decay)
         for decay in DECAYS
     }
     return dense(make) | for_steps(make) | decays

@@ -39,7 +39,7 @@ RELATIVE = {
     ),
     "local_work": (
         ("20 M in 1", "4 M in 1", "4 M in 100"),
-        ("DGC at 0.1 %", "keras AdamW", "AdamW in SparseLoCo at 0.1 %"),
+        ("DGC at 0.1%", "keras AdamW", "AdamW in SparseLoCo at 0.1%"),
     ),
 }
 

@@ -39,7 +39,7 @@ def schedules(steps: int) -> dict[str, SparsitySchedule]:
         "stages of 1/20": SparsitySchedule(
             **recommended_schedule(steps, stages=20)
         ),
-        "from 75 %, stages of 1/40": SparsitySchedule(
+        "from 75%, stages of 1/40": SparsitySchedule(
             **recommended_schedule(steps, sparsities=WARM_UP, stages=40)
         ),
     }

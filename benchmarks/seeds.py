@@ -32,7 +32,7 @@ def mean_and_deviation(values: list[float], digits: int) -> str:
 
 
 def interval(values: list[float], digits: int) -> str:
-    """Return a cell with mean and 95 % interval, or the only value."""
+    """Return a cell with mean and 95% interval, or the only value."""
     if len(values) < 2:
         return f"{values[0]:+.{digits}f}"
     mean, low, high = (f"{x:+.{digits}f}" for x in mean_and_interval(values))
@@ -40,6 +40,6 @@ def interval(values: list[float], digits: int) -> str:
 
 
 def mean_and_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % confidence interval (Student's t)."""
+    """Return the mean and its 95% confidence interval (Student's t)."""
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     return float(np.mean(values)), low, high

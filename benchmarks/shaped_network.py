@@ -117,14 +117,14 @@ CONTENDERS = {
     "DGC, int4 values": ("ours", dgc(value_dtype="int4")),
 }
 ONE_PERCENT = {
-    f"DGC at 1 %, {dtype} values": (
+    f"DGC at 1%, {dtype} values": (
         "ours",
         dgc(value_dtype=dtype, sparsity=[0.99]),
     )
     for dtype in ("float32", "float16", "int4", "int2")
 }
 STAGES = {
-    f"DGC at {100 * (1 - sparsity):g} %, int4 values": (
+    f"DGC at {100 * (1 - sparsity):g}%, int4 values": (
         "ours",
         dgc(value_dtype="int4", sparsity=[sparsity]),
     )
@@ -147,7 +147,7 @@ ADAMW = {
 }
 FAMILIES = {
     "momentum": CONTENDERS,
-    "1 %": ONE_PERCENT,
+    "1%": ONE_PERCENT,
     "stages": STAGES,
     "many hosts": MANY_HOSTS,
     "AdamW": ADAMW,

@@ -362,11 +362,11 @@ def time_to_accuracy(name: str, result: dict) -> str:
             times = [t for _, t, reached in run["curve"] if reached >= target]
             cells.append(f"{times[0]:.1f}" if times else "not reached")
         _, seconds, last = run["curve"][-1]
-        cells += [f"{seconds:.1f}", f"{100 * last:.1f} %"]
+        cells += [f"{seconds:.1f}", f"{100 * last:.1f}%"]
         rows.append([*cells, f"{run['bytes'] / 1e6:,.0f}"])
     return table(
         f"{name}: seconds of training until each validation accuracy",
-        f"| | {' | '.join(f'{100 * t:.0f} %' for t in targets)} "
+        f"| | {' | '.join(f'{100 * t:.0f}%' for t in targets)} "
         "| end of the run | final validation accuracy | MB sent per host |",
         rows,
     )
@@ -383,8 +383,8 @@ def accuracy(name: str, result: dict) -> str:
         f"{name}, {result['parameters'] / 1e3:,.0f} k parameters, "
         f"{result['steps']:,} steps, batch size {result['batch_size']}",
         "| | seeds "
-        "| test accuracy, % | accuracy minus dense, points (95 % interval) "
-        "| test loss, bits | loss minus dense, bits (95 % interval) |",
+        "| test accuracy, % | accuracy minus dense, points (95% interval) "
+        "| test loss, bits | loss minus dense, bits (95% interval) |",
         rows,
     )
 
@@ -405,8 +405,8 @@ def local_schedule(name: str, result: dict) -> str:
         f"{place}, {result['parameters'] / 1e3:,.0f} k parameters, batch size "
         f"{result['batch_size']}",
         "| | steps | seeds | times fewer bytes than dense, on two workers "
-        "| test accuracy, % | accuracy minus dense, points (95 % interval) "
-        "| test loss, bits | loss minus dense, bits (95 % interval) |",
+        "| test accuracy, % | accuracy minus dense, points (95% interval) "
+        "| test loss, bits | loss minus dense, bits (95% interval) |",
         rows,
     )
 

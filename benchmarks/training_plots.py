@@ -16,8 +16,8 @@ LOCAL = {
 }
 SENT = {
     "DGCMomentum.for_steps": "warm-up and cool-down, int4",
-    "99.9 % from the first step": "last stage only, int4",
-    "from 75 %, with a cool-down": "from 75 %, stages of 1/40, int4",
+    "99.9% from the first step": "last stage only, int4",
+    "from 75%, with a cool-down": "from 75%, stages of 1/40, int4",
     "SparseLoCo.for_steps, sync_every=8": (
         "SparseLoCo.for_steps, every 8 steps, int2"
     ),
@@ -61,7 +61,7 @@ def local_schedule(document: dict) -> None:
         axis.set_title(task)
         axis.set_xscale("log", base=2)
         axis.set_xticks((2, 4, 8), ("2", "4", "8"))
-    axes[1].set_ylabel("loss minus dense, bits (95 % interval)")
+    axes[1].set_ylabel("loss minus dense, bits (95% interval)")
     axes[2].set_xlabel("workers")
     finish(figure, "local_schedule")
 

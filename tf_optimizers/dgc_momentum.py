@@ -120,7 +120,7 @@ class DGCMomentum(CompressedOptimizer):
     sum of all v_i.
     Traffic: for each selected entry, a replica sends a value of `value_dtype`
     and a position to every other replica. A position takes 12 bits at a
-    sparsity of 99.9 %, 8 bits at 98.4 %, and 1 / (1 - sparsity) bits at 75 % or
+    sparsity of 99.9%, 8 bits at 98.4%, and 1 / (1 - sparsity) bits at 75% or
     less. Under TensorFlow's own strategies, a position takes 4 bytes. Entries
     that would take more than 2 / N of the bytes of a dense tensor are sent as a
     dense tensor, with the same result up to rounding. This may happen at the
@@ -131,7 +131,7 @@ class DGCMomentum(CompressedOptimizer):
     the shard's largest sums to all replicas, in float32: about k sums from all
     shards together. An entry whose sum is not sent stays in v_i. Shards are
     used if they more than halve the traffic, counting 32 KiB for each message.
-    With float32 values at a sparsity of 99.9 %, this is the case from 5
+    With float32 values at a sparsity of 99.9%, this is the case from 5
     replicas on for 100 million parameters, and from 41 replicas on for 20
     million.
     Sparse gradients: exchanged, and then made dense; duplicate rows are summed.

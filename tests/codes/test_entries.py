@@ -25,7 +25,7 @@ from tf_optimizers.codes.values import CODES
 
 
 def test_position_takes_as_few_bits_as_a_code_can():
-    """12 bits at 0.1 %, 8 for one in 64; for many, a bit per element."""
+    """12 bits at 0.1%, 8 for one in 64; for many, a bit per element."""
     size = 4_000_000
     for count, each in ((4000, 11.96), (62_500, 8), (250_000, 6)):
         bits = position_bits(size, count)

@@ -260,7 +260,7 @@ def cell(name, mean, std, at_edge=False):
 def test_findings_follow_the_numbers():
     cells = [cell("A", 0.90, 0.01), cell("B", 0.93, 0.02), cell("C", 0.92, 0)]
     (line,) = batch_report.findings({"cells": cells})
-    assert "B has the best mean, 93.0 %" in line
+    assert "B has the best mean, 93.0%" in line
     assert line.endswith(": C.")
 
 

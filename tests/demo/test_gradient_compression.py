@@ -289,7 +289,7 @@ def test_steps_after_those_over_the_link_count_as_their_median():
 
 
 def test_accuracy_is_reached_by_the_mean():
-    # The means at the end are 96 and 95 %.
+    # The means at the end are 96 and 95%.
     assert seconds_to(0.9, SGD, clock(SGD)) == pytest.approx(1.32)
     assert seconds_to(0.96, SGD, clock(SGD)) == pytest.approx(1.98)
     assert seconds_to(0.97, SGD, clock(SGD)) is None
@@ -332,22 +332,22 @@ def test_rows_by_link_are_those_of_the_model():
 @pytest.mark.parametrize(
     ("ends", "seconds", "expected"),
     [
-        ((0.95, 0.95, 0.95), 0.1, "DGC reached 95 % in 0.3 s, SGD in 2.0 s: "),
+        ((0.95, 0.95, 0.95), 0.1, "DGC reached 95% in 0.3 s, SGD in 2.0 s: "),
         ((0.95, 0.95, 0.95), 0.1, "6.6 times as fast"),
         ((0.95, 0.95, 0.95), 1.32, "it took 2.0 times as long"),
-        ((0.94, 0.95, 0.95), 0.1, "DGC never reached 95 %."),
+        ((0.94, 0.95, 0.95), 0.1, "DGC never reached 95%."),
         ((0.95, 0.96, 0.97), 0.1, "sent 15 times fewer bytes"),
-        ((0.9501, 0.97, 0.96), 0.1, ": +0.0 points (95 % interval: +0.0 to +0"),
+        ((0.9501, 0.97, 0.96), 0.1, ": +0.0 points (95% interval: +0.0 to +0"),
         ((0.95, 0.96, 0.97), 0.1, ", not significant."),
         (
             (0.93, 0.95, 0.94),
             0.1,
-            "+2.0 points (95 % interval: +2.0 to +2.0), significant.",
+            "+2.0 points (95% interval: +2.0 to +2.0), significant.",
         ),
         (
             (0.96, 0.98, 0.97),
             0.1,
-            "-1.0 points (95 % interval: -1.0 to -1.0), significant.",
+            "-1.0 points (95% interval: -1.0 to -1.0), significant.",
         ),
     ],
 )
@@ -387,7 +387,7 @@ def test_report_describes_the_link(tmp_path):
     assert "Set to: 80 Mbit/s, 20 ms. Measured before the runs: " in text
     assert "80.0 Mbit/s, 20.0 ms." in text
     assert "fitted to this run: SGD 2.0, DGC 1.0." in text
-    assert "+0 to +0 % off" in text
+    assert "+0 to +0% off" in text
     assert "This rate is at an edge of the grid." in text
 
 

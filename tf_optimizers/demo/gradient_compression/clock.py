@@ -77,7 +77,7 @@ def seconds_to(level: float, row: Row, seconds: np.ndarray) -> float | None:
 
 
 def behind(dense: Row, sparse: Row) -> tuple[float, float, float]:
-    """Return the mean gap of final accuracies, and its 95 % interval.
+    """Return the mean gap of final accuracies, and its 95% interval.
 
     The gap is the accuracy of `dense` minus that of `sparse`, in points, seed
     by seed. The interval is Student's t-interval over the seeds.

@@ -58,8 +58,8 @@ def place(result: dict[str, Any]) -> str:
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Return a heading and one row per optimizer."""
-    levels = [f"{100 * level:.0f} %" for level in LEVELS]
-    heading = ["optimizer", *levels, "end", "MB", "points behind (95 %)"]
+    levels = [f"{100 * level:.0f}%" for level in LEVELS]
+    heading = ["optimizer", *levels, "end", "MB", "points behind (95%)"]
     shown = []
     gaps = {}
     for dense, sparse in _pairs(result):
@@ -76,7 +76,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 def rows_by_link(result: dict[str, Any]) -> list[list[str]]:
     """Return a heading and one modeled row per link and optimizer."""
-    levels = [f"{100 * level:.0f} %" for level in LEVELS]
+    levels = [f"{100 * level:.0f}%" for level in LEVELS]
     return [
         ["link and optimizer", *levels, "end"],
         *(
@@ -106,14 +106,14 @@ def finding(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
     verdict = "significant" if known else "not significant"
     return (
         f"{_speed(dense, sparse)} {_traffic(dense, sparse)}Final accuracy, "
-        f"dense minus compressed: {_points(mean)} points (95 % interval: "
+        f"dense minus compressed: {_points(mean)} points (95% interval: "
         f"{_points(low)} to {_points(high)}), {verdict}."
     )
 
 
 def _speed(dense: dict[str, Any], sparse: dict[str, Any]) -> str:
     names = [row["optimizer"] for row in (dense, sparse)]
-    level = f"{100 * FINDING_LEVEL:.0f} %"
+    level = f"{100 * FINDING_LEVEL:.0f}%"
     slow, fast = (
         seconds_to(FINDING_LEVEL, row, clock(row)) for row in (dense, sparse)
     )
@@ -198,7 +198,7 @@ def _other_links(result: dict[str, Any]) -> list[str]:
         "of a step without a link, plus its bytes divided by the link's rate, "
         "plus its round trips. The number of round trips in a step is fitted "
         f"to this run: {trips}. For the measured link, the calculated total "
-        f"seconds are {min(errors):+d} to {max(errors):+d} % off.",
+        f"seconds are {min(errors):+d} to {max(errors):+d}% off.",
         markdown_table(rows_by_link(result)),
     ]
 
@@ -216,13 +216,13 @@ def _set_up(result: dict[str, Any]) -> str:
         f"{sizes['test']} to test. Network: hidden layers of {widths} units, "
         f"{result['parameters']:,} parameters. {settings['steps']} steps of "
         f"{settings['batch_size']} images over all workers; learning rate with "
-        f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
+        f"{100 * settings['warmup_share']:.0f}% linear warm-up, then linear "
         "decay. Dense: `keras.optimizers.SGD`, momentum "
         f"{settings['momentum']}, and `keras.optimizers.AdamW`. Compressed: "
         "`tfo.DGCMomentum` with the same momentum, and `tfo.SparseLoCo` around "
         "AdamW, both with the settings of `for_steps`: "
         f'`value_dtype="{settings["value_dtype"]}"`, a sparsity of '
-        f"{', '.join(shares)} %, and a last step that sends everything still "
+        f"{', '.join(shares)}%, and a last step that sends everything still "
         "unsent. With local steps: "
         f"`for_steps` with `sync_every={settings['local_steps']}`. Compressed "
         "optimizers use the learning rate of the dense one, without tuning. "

@@ -62,7 +62,7 @@ def findings(result: dict[str, Any]) -> list[str]:
         ]
         lines.append(
             f"{heading}: {best['optimizer']} has the best mean, "
-            f"{100 * best['mean']:.1f} %. Optimizers within one standard "
+            f"{100 * best['mean']:.1f}%. Optimizers within one standard "
             "deviation of it (the larger deviation of the two): "
             f"{', '.join(close) or 'none'}."
         )
@@ -95,7 +95,7 @@ def _set_up(settings: dict[str, Any]) -> str:
         f"{sizes['validation']} to choose the learning rate, {sizes['test']} "
         f"to test. Network: hidden layers of {widths} units (ReLU, He initial "
         "weights, the same for all optimizers). Schedule: "
-        f"{100 * settings['warmup_share']:.0f} % linear warm-up, then linear "
+        f"{100 * settings['warmup_share']:.0f}% linear warm-up, then linear "
         "decay. Learning rate: for each cell of the table, the best of "
         f"{len(rates)} rates from {rates[0]:.3g} to {rates[-1]:.3g} by mean "
         "validation accuracy over "
