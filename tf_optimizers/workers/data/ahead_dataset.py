@@ -22,8 +22,7 @@ from tf_optimizers.workers.data import batch_digests
 from tf_optimizers.workers.data.batch_metadata import spec_with_rows
 from tf_optimizers.workers.data.look_ahead import AheadIterator
 
-# If a worker's only replica runs on the CPU, batches need not be copied to a
-# device. An iterator that copies batches is slower to create and to use. The
+# Iterators that copy batches to a device are slower to create and to use. The
 # strategy's methods reject these options, so `look_ahead` sets them.
 _TO_THE_HOST = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
@@ -87,9 +86,10 @@ class AheadDataset(DistributedDatasetsFromFunction):
         )
 
     def set_up(self, batches: int, begin: Callable) -> None:
-        """Set attributes, and options unless the user has set any.
+        """Set attributes.
 
-        If the worker's only replica is on a CPU, no batches are copied.
+        If the worker's only replica is on a CPU, and the user has set no
+        options, batches are not copied.
         """
         self._cardinality, self.begin = batches, begin
         self._datasets = list(map(without_autotuning, self._datasets))

@@ -7,9 +7,9 @@ Each replica describes its part of a batch in a note, an int32 vector:
 The function `summarize` reduces the notes of all replicas to a summary.
 
 A note has 8 slots, for digests of the components of the whole batch, such as
-images and labels. With more than 8 components, some share a slot. A digest is
-computed from a limited number of elements. In larger components, the sampled
-positions change from batch to batch.
+images and labels. With more than 8 components, some share a slot. A digest
+covers a limited number of elements of each component. If a component has more,
+the sampled positions change from batch to batch.
 
 Random augmentation makes images differ between workers, even if the rows are
 the same. Then equal labels show that the rows are the same, but only if the
@@ -27,7 +27,7 @@ from tf_optimizers.workers.data.batch_splits import counts_of_rows
 
 _SLOTS = 8
 SIZE = 3 + 2 * _SLOTS  # The length of a note that workers exchange.
-# The size of a tensor's largest sample: its rows, and the elements of a row.
+# The largest sample of a tensor: the number of rows, and of elements per row.
 _ROWS, _COLUMNS = 256, 64
 _FACTOR = 40_503_001  # Odd, so that products depend on all bits of a number.
 # How many consecutive undecided batches (see `summarize`) are accepted if no
@@ -69,8 +69,8 @@ _HINT = (
     "Workers may shuffle, filter or augment with different random numbers. Or "
     "one worker alone may have drawn a batch, or a random number from Python "
     "or NumPy, for example in a callback. Or `next(iter(data))` may have read "
-    "ahead in a generator that draws such numbers, further on one worker than "
-    "on another: set the seed after it. Set the same seed on all workers. If "
+    "ahead, further on one worker than on another, and so drawn such numbers: "
+    "set the seed after this call. Set the same seed on all workers. If "
     "one worker alone needs random numbers, draw them from a separate "
     "generator. If each worker should have its own data, set "
     "`options.experimental_distribute.auto_shard_policy` to `OFF`, or use "
@@ -156,7 +156,7 @@ def with_form(digests: tf.Tensor, batch: Any) -> tf.Tensor:
 
 
 def _tensors(value: Any) -> list[tf.Tensor]:
-    """Return the tensors that make up a value, beginning with its elements."""
+    """Return a value's tensors except variants, beginning with its elements."""
     if isinstance(value, tf.SparseTensor):
         return [value.values, value.indices, value.dense_shape]
     tensors = tf.nest.flatten(value, expand_composites=True)
@@ -168,7 +168,7 @@ def _tensors(value: Any) -> list[tf.Tensor]:
 
 
 def _sample(tensor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Return a sample of a tensor: some elements of some rows, as a matrix."""
+    """Return at most `_ROWS` * `_COLUMNS` elements of a tensor, as a matrix."""
     rows, columns = _rows_and_columns(tensor)
     down, right = 1 + rows // _ROWS, 1 + columns // _COLUMNS
     # The samples of down * right consecutive batches cover all positions.

@@ -1,7 +1,7 @@
 """Adds notes on the current and the next batch to a worker's data.
 
-For example, two replicas of a worker take the elements a, b and c in turn. So a
-replica's next batch is two elements after its current batch:
+For example, two replicas of a worker take the elements a, b and c in turn. So
+the next batch of a replica is two elements after its current batch:
 
     element                       a        b        c        c'       c'
     this batch: has_part, rows    1, 4     1, 4     1, 2     0, 0     0, 0
@@ -49,7 +49,7 @@ def note_next(
         dataset: A worker's dataset.
         parts_of: Called with the components of an element. Returns pairs: a
             part of the element, and the note on this part, an int32 vector. All
-            parts have one type.
+            parts have the same type.
         replicas: The number of replicas that take parts in turn.
         end: The note of a replica whose data have ended.
         may_lack: Whether the last batch may have no part for some replicas.
@@ -152,7 +152,6 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
             output_shapes=[leaf.shape for leaf in specs],
         )
     )
-    # Leaves that are None have no tensor.
     values = [
         next(tensors) if isinstance(leaf, tf.TensorSpec) else None
         for leaf in leaves

@@ -41,12 +41,12 @@ def split(batch: Any, places: range, replicas: int) -> list[tuple[Any, Any]]:
     """Return some replicas' parts of a batch, and the number of rows of each.
 
     Args:
-        batch: A nested structure. At least one value must have rows.
+        batch: A nest. At least one value must not be a scalar.
         places: The indices of the parts to return.
         replicas: The total number of parts.
     """
     rows = _common_rows(batch)
-    # Keep a static number of rows only if it is the same for all parts.
+    # Keep rows static only if each part has the same number of rows, above 0.
     is_even = isinstance(rows, int) and rows > 0 and not rows % replicas
     if not is_even:
         rows = tf.compat.v1.placeholder_with_default(rows, [])

@@ -36,8 +36,8 @@ from tf_optimizers.workers.data.order import (
 )
 from tf_optimizers.workers.data.shuffles import has_random_maps
 
-# The class whose methods the strategy overrides. The strategy's methods call
-# the functions below, which call the original methods.
+# The strategy's methods call the functions below, which call the methods that
+# the strategy overrides.
 _Parent = tf.distribute.Strategy
 # The longest wait for other workers in `report_failure`, in seconds.
 _REPORTING_SECONDS = 10.0
@@ -108,11 +108,11 @@ def split_arrays(
             followed by the number of such batches.
 
     Raises:
-        tf.errors.InvalidArgumentError: If workers compare batches that differ;
-            if another worker calls `report_failure`; or if values of the batch
-            differ in a number of rows that is not static. A `tf.function`
-            raises the error when the function runs.
-        ValueError: If values differ in a static number of rows.
+        tf.errors.InvalidArgumentError: If workers find that batches differ; if
+            another worker calls `report_failure`; or if the values of the batch
+            have different numbers of rows, not all of them static. A
+            `tf.function` raises the error when the function runs.
+        ValueError: If values have different static numbers of rows.
     """
     extended = strategy.extended
     if are_compared(strategy):
@@ -159,15 +159,13 @@ def _compared(extended: Any, batch: Any, seen: dict[int, tf.Variable]) -> Any:
     size = len(tensors)
     with tf.device("CPU:0"):
         if size not in seen:
-            with tf.init_scope():  # The last element counts batches.
-                start = [*batch_digests.UNKNOWN, 0]
+            with tf.init_scope():
+                start = [*batch_digests.UNKNOWN, 0]  # 0 batches so far.
                 seen[size] = plain_variable(start)
         last = seen[size].read_value()
         before, number = last[:-1], last[-1:]
         digests = batch_digests.digests(tensors, tf.cast(number[0], tf.int64))
         digests = batch_digests.with_form(digests, batch)
-        # The rows must be the same on all workers, but random augmentation may
-        # differ.
         rows, comparison = _rows_of_all(batch), Comparison.ROWS
         notes = extended.gather_notes(
             batch_digests.note(rows, comparison, digests)
@@ -202,7 +200,6 @@ def _places(extended: Any) -> range:
 
 
 def _comparison(strategy: Any, dataset: tf.data.Dataset) -> Comparison:
-    """Return how to compare the batches that workers draw."""
     if not are_compared(strategy):
         return Comparison.NOTHING
     return Comparison.ROWS if has_random_maps(dataset) else Comparison.ALL
@@ -220,8 +217,8 @@ def distribute_from_function(
         strategy: A `SparseMultiWorkerMirroredStrategy`.
         dataset_fn: Called with a `tf.distribute.InputContext`.
         options: The `tf.distribute.InputOptions`, or None.
-        batches: The number of batches, if it is not that of this worker's
-            dataset. Defaults to `None`.
+        batches: The number of batches. Defaults to `None`: compute it from this
+            worker's dataset.
     """
     if strategy.num_replicas_in_sync == 1:
         return _Parent.distribute_datasets_from_function(
@@ -308,7 +305,6 @@ def with_notes(
 
     def add_note(*parts: Any) -> Any:
         element = parts if isinstance(spec, tuple) else parts[0]
-        # An element that is not a batch counts as one row.
         rows = (counts_of_rows(element) or [1])[0]
         note = batch_digests.note(rows, Comparison.NOTHING, total=total)
         return [(element, note)]

@@ -96,8 +96,8 @@ class EpochStart:
             for draws, number in zip(self._draws, most, strict=True)
         ]
         before = [n - step for n, step in zip(most, steps, strict=True)]
-        # No shuffle can be set to 0 draws. If one would need 0, skip an order
-        # of every shuffle.
+        # No shuffle can be set to 0 draws. If one would need 0, skip the orders
+        # up to `most`.
         _set(self._draws, before if min(before) > 0 else most)
         iterator = make()
         for draws in self._draws:

@@ -10,8 +10,8 @@ step, so that few other steps wait for the network:
     logs       x**              x               ** in an epoch's first step
 
 But a loss or a layer may exchange values in every step, for example the sum of
-a mask. Such a step would wait forever for a worker whose data have ended. So
-then, every step exchanges notes and logs, too.
+a mask. Such a step would wait forever for a worker whose data have ended, so in
+this case, every step also exchanges notes and logs.
 """
 
 import functools
@@ -43,8 +43,8 @@ _training = _Training()
 def with_rounds(model: keras.Model, function: Callable) -> Callable:
     """Wrap a train function, so that `round_of_fit` finds the optimizers.
 
-    The wrapper also has a variable: whether steps exchange values in the middle
-    of a round. `waits_of_fit` returns the variable.
+    Also create the variable that `waits_of_fit` returns: whether steps exchange
+    values in the middle of a round.
 
     Return `function` itself if the model has no optimizer, or if one of its
     optimizers may exchange values in every step.
@@ -64,7 +64,7 @@ def with_rounds(model: keras.Model, function: Callable) -> Callable:
 
 
 def waits_of_fit() -> tf.Variable | None:
-    """Return the variable of the train function that runs in this thread."""
+    """Return the variable of this thread's train function, or None."""
     return _training.waits
 
 
@@ -74,8 +74,8 @@ def round_of_fit() -> LocalRound | None:
     Call this function outside of `strategy.run`.
 
     Returns:
-        None outside of Keras's train function, if every step may exchange
-        values, or if an optimizer is not built.
+        None outside of Keras's train function, or if an optimizer may exchange
+        values in every step, or is not built.
     """
     current = current_round(_training.optimizers)
     if current is None:

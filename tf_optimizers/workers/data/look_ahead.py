@@ -116,13 +116,9 @@ class AheadIterator(DistributedIterator):
     ) -> tf.Tensor:
         """Return this batch's summary, and summarize the next batch.
 
-        In a `tf.function`, TensorFlow exchanges notes in parallel with every op
-        that does not need the summary. In eager mode, a thread exchanges them,
+        In a `tf.function`, TensorFlow exchanges notes in parallel with ops that
+        do not need the summary. In eager mode, a thread exchanges the notes,
         unless `background.is_at_once`.
-
-        Args:
-            this: The notes of this worker's replicas on this batch.
-            following: The notes of this worker's replicas on the next batch.
         """
         self.wait()
         # Notes with a total of rows are longer. The size may be unknown in a
@@ -138,8 +134,8 @@ class AheadIterator(DistributedIterator):
 
         def summarize_next() -> None:
             # At the end of the data, no worker may start an exchange. The error
-            # that ends the iteration would cancel the exchange, and a later
-            # exchange would receive its messages.
+            # that ends the iteration would cancel this exchange, and a later
+            # exchange would receive the messages.
             with tf.device("CPU:0"):
                 may_continue = (known[0] > 0) & (known[2] == Verdict.SAME)
                 later = tf.cond(may_continue, summary_of_next, lambda: known)
@@ -197,13 +193,7 @@ class AheadIterator(DistributedIterator):
         Workers exchange notes in the last step of a round, in the step on a
         worker's last batch, and if a whole round's notes are waiting. In other
         steps, the summary comes from this worker's notes, and is followed by
-        the notes still to be exchanged.
-
-        Args:
-            known: The summary of this batch.
-            waiting: The notes of this round that are not exchanged yet.
-            following: The notes of this worker's replicas on the next batch.
-            current: The round.
+        the notes still to be exchanged: those in `waiting` and `following`.
 
         Raises:
             tf.errors.InvalidArgumentError: If data end on some workers only, or
@@ -319,12 +309,8 @@ def _summarize_later(
 ) -> tf.Tensor:
     """Start to exchange a round's notes; return the summary of earlier rounds.
 
-    Args:
-        gather: Gathers notes while the next steps run.
-        parts: The notes of this worker's replicas.
-        known: The summary so far.
-        is_end: Whether this worker's data end. If so, wait for the notes of
-            this round, and include them in the summary.
+    If this worker's data end (`is_end`), wait for the notes of this round, and
+    include them in the summary.
     """
     # If no notes have been sent, `take` returns zeros, which stand for batches
     # that no replica has.
@@ -342,7 +328,7 @@ def _summarize_later(
 def _or_abort(function: Callable[[], None]) -> None:
     """Call a function; abort all collectives on an `InvalidArgumentError`.
 
-    Otherwise, a step in the main thread could wait forever for a worker
+    Without the abort, a step in the main thread could wait forever for a worker
     whose data have ended.
     """
     try:

@@ -1,9 +1,9 @@
 """Gives shared data the same order on all workers; checks order and length.
 
-Every worker iterates over the whole dataset. Of each batch, it takes the parts
-of its replicas. If workers shuffled differently, an epoch would miss some rows,
-and use others more than once. With different numbers of batches, workers would
-wait for each other forever.
+Every worker iterates over the whole dataset, and takes its replicas' parts of
+each batch. If workers shuffled differently, an epoch would miss some rows, and
+use others more than once. With different numbers of batches, workers would wait
+for each other forever.
 """
 
 import collections
@@ -52,8 +52,8 @@ class _ShuffleSeed:
         """Derive the seeds of later shuffles from `seed`.
 
         If `fit` is about to distribute arrays, their seed becomes `seed`
-        itself. Their earlier seed from `next` depends on the calling line and
-        on earlier calls of `fit`, so it may differ between workers.
+        itself. Their earlier seed from `next` may differ between workers, since
+        it depends on the calling line and on earlier shuffles there.
         """
         _shuffle_in_one_order()
         self._seed = seed
@@ -156,7 +156,7 @@ def align_generators(digests: Sequence[Sequence[int]]) -> None:
 
 
 def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Make the order of a dataset that workers share deterministic.
+    """Return a shared dataset with a deterministic order.
 
     With `options.deterministic=False`, parallel calls yield elements as soon as
     they are ready, in an order that may differ between workers.
@@ -172,8 +172,8 @@ def agree_on_data(
     """Raise if workers have different numbers of batches.
 
     If workers share the data, also raise if their shuffles have different
-    seeds. Then make the workers adopt common seeds. With one worker, or without
-    eager execution, compare nothing.
+    seeds, and otherwise adopt common seeds. With one worker, or without eager
+    execution, do nothing.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

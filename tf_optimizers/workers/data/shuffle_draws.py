@@ -77,7 +77,6 @@ class ShuffleDraws:
         self._numbers: dict[bytes, int] = {}
 
     def _make_generator(self) -> tuple[Any, Any]:
-        """Make a generator; return its handle and its deleter."""
         return tf.raw_ops.AnonymousSeedGenerator(**self.seeds, reshuffle=True)
 
     @functools.cached_property
@@ -141,7 +140,7 @@ def count_draws(
     reshuffles: bool | None,
     chosen: int | None,
 ) -> Any:
-    """Return a shuffled dataset whose draws can be counted; see `draws_of`.
+    """Make a dataset's draws countable where possible; see `draws_of`.
 
     Args:
         dataset: The result of `Dataset.shuffle`. Its generator of seeds is
@@ -180,8 +179,8 @@ def _draws_in_function(chosen: int | None) -> ShuffleDraws | None:
 
     For example, the function of a `flat_map` may make a shuffled dataset for
     each file. TensorFlow gives each of these datasets its own generator. With
-    one seed, all datasets would have the same order in all epochs. So this
-    function makes a single generator, which the traced function captures.
+    one seed, all datasets would have the same order in all epochs. So make a
+    single generator, which the traced function captures.
 
     Returns:
         None if the user has set a seed, or without eager execution.

@@ -43,9 +43,9 @@ def seeds_of_shuffles(dataset: tf.data.Dataset) -> list[list[int]]:
 def has_random_maps(dataset: tf.data.Dataset) -> bool:
     """Return whether the content of rows may differ between workers.
 
-    The content may differ if a `map` draws random numbers, calls Python or runs
-    another stateful op (except `_SAME_ON_WORKERS`), or if a Python generator
-    yields the rows.
+    The content may differ if a `map` runs a stateful op (except
+    `_SAME_ON_WORKERS`), such as a random op or a Python function, or if a
+    Python generator yields the rows.
     """
     is_map = isinstance(dataset, MAPS)
     for graph in graphs_of(dataset):
@@ -55,7 +55,7 @@ def has_random_maps(dataset: tf.data.Dataset) -> bool:
 
 
 def comes_from_python(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset calls any Python function."""
+    """Return whether a dataset calls a stateful Python function."""
     return any(
         op.type in ("PyFunc", "EagerPyFunc")
         for graph in graphs_of(dataset)
@@ -66,8 +66,8 @@ def comes_from_python(dataset: tf.data.Dataset) -> bool:
 def _is_random(graph: Any) -> bool:
     """Return whether any op may have different results on workers.
 
-    An op that calls functions counts as stateful if one of their ops does, and
-    these ops are judged themselves.
+    Ops that call functions are skipped: the ops of the functions are checked
+    instead.
     """
     return any(
         op.op_def.is_stateful
@@ -143,10 +143,7 @@ def replace_shuffles(
 
 @contextlib.contextmanager
 def _shuffling(adapter: Any, shuffle: Callable | None) -> Iterator[None]:
-    """Make Keras shuffle arrays with `shuffle` in this context.
-
-    If `shuffle` is None, Keras uses its own function.
-    """
+    """Make Keras shuffle arrays with `shuffle`, if given, in this context."""
     if shuffle is None:
         yield
         return
