@@ -118,7 +118,7 @@ def _accepts(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
-    except OSError:  # Nothing listens yet, or the host cannot be reached.
+    except OSError:
         return False
     return True
 
@@ -148,7 +148,7 @@ def check_options(options: Any) -> Any:
     """Check and return the options; None means TensorFlow's defaults."""
     if options is None:
         return tf.distribute.experimental.CommunicationOptions()
-    # `CommunicationOptions()` returns an object of a private class, so check
+    # `CommunicationOptions()` returns an instance of a private class, so check
     # for an attribute instead.
     if not hasattr(options, "timeout_seconds"):
         raise TypeError(

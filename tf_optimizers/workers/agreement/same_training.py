@@ -34,8 +34,8 @@ _COPIES = (
     "`optimizer.synchronize()` on every worker."
 )
 _ROUND = (
-    "After local steps, call `synchronize` of the optimizer that made them, on "
-    "every worker, before another optimizer makes a step. "
+    "After local steps, call `synchronize` of the optimizer that took them, on "
+    "every worker, before another optimizer takes a step. "
 )
 _STEPS = (
     "A step, or a layer, assigns to {paths} without an optimizer, and each "
@@ -54,7 +54,7 @@ def check_same_optimizer(
 ) -> None:
     """Raise unless all workers have the same optimizer and variables.
 
-    Otherwise, workers would wait for each other forever in the first step, or
+    Workers that differ would wait for each other forever in the first step, or
     train different weights. For example, one worker may find no checkpoint, and
     start with new weights.
     """
@@ -90,7 +90,7 @@ def check_same_optimizer(
 
 
 def digests_of(strategy: Any, variable: Any) -> list[str]:
-    """Return the digests of a variable's values on this worker's replicas.
+    """Return the distinct digests of a variable's values on this worker.
 
     The list is empty for a variable that the first step creates, since the
     variable has no values yet.

@@ -30,7 +30,7 @@ _MORE_SECONDS = (
 # Seconds between health checks of a silent worker, and the timeout of a check.
 _ASKING_SECONDS = 5.0
 ANSWERING_SECONDS = 10.0
-# Seconds until a warning names the workers that this worker waits for.
+# Seconds until a waiting worker shows a warning.
 _PATIENCE_SECONDS = 60.0
 # Seconds to wait for a write, and for all workers to raise an error together.
 # A first worker that has begun late also has this many extra seconds to answer.
@@ -124,7 +124,7 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
     """Exchange strings between workers; return None for a missing string.
 
     The string of a worker that waits elsewhere is empty; see `has_gone_on`. If
-    the first worker does not answer, the list has only its string.
+    the first worker does not answer, the list is `[None]` or `[""]`.
     """
     extended, timeout = strategy.extended, strategy.agreement_seconds
     worker, serial = extended.worker_index, next(_serial)
@@ -162,9 +162,9 @@ def _gather(strategy: Any, note: str, purpose: str) -> Sequence[str | None]:
 def _start_to_write(key: str, text: str) -> Callable[[], None]:
     """Write a string in a thread; return a function that waits for the write.
 
-    The returned function raises the write's error, if there is one. A write has
-    no timeout, and blocks while the first worker is suspended or cannot be
-    reached. So the returned function waits at most `_LISTENING_SECONDS`.
+    The returned function raises the write's error, if there is one. It waits at
+    most `_LISTENING_SECONDS`, since a write has no timeout, and blocks while
+    the first worker is suspended or cannot be reached.
     """
     errors: list[tf.errors.OpError] = []
 
@@ -246,8 +246,8 @@ def raise_together(message: str) -> None:
 
     Wait for the other workers at most `_LISTENING_SECONDS`.
     """
-    # Worker 0 hosts the key-value store, so it must not end while other workers
-    # read from the store.
+    # Worker 0 hosts the key-value store, so it must not exit while others read
+    # from the store.
     with contextlib.suppress(tf.errors.OpError):
         key = f"tf_optimizers/disagreement/{next(_disagreements)}"
         coordination.meet(key, _LISTENING_SECONDS)

@@ -43,8 +43,7 @@ _LOOKING_SECONDS = 3.0
 # The longest waits for the next worker's position, and for the thread to end.
 _READING_SECONDS = 0.2
 _ENDING_SECONDS = 1.0
-# If a worker waits for longer than this, the next worker may be waiting in a
-# different channel.
+# After a wait of this many seconds, a worker checks the other channels, too.
 _CERTAIN_SECONDS = 9.0
 
 
@@ -99,8 +98,8 @@ class Watchdog:
         """Return where the next worker waits for this worker, or None.
 
         Return a position only if each worker waits in a collective that the
-        other worker has not begun. The next worker may be a few numbers ahead
-        in the main channel, which also counts steps that exchange nothing.
+        other has not begun. In the main channel, which also counts steps that
+        exchange nothing, the next worker may be one or two numbers ahead.
         """
         since = time.monotonic() - self._since[i]
         if not is_waiting(now) or since < _CERTAIN_SECONDS:
@@ -128,10 +127,9 @@ class Watchdog:
         )
 
     def _compare(self, i: int, now: list[int]) -> list[int] | None:
-        """Publish a position; return the next worker's position.
+        """Publish a position; return the next worker's with the same count.
 
-        Return None if the next worker has not published a position with the
-        same count.
+        Return None if the next worker has not published one.
         """
         written = self._written.get(i)
         if written != now:
@@ -143,7 +141,7 @@ class Watchdog:
         return self._read(i, now[0])
 
     def _read(self, i: int, count: int) -> list[int] | None:
-        """Return the next worker's position with a count, if published."""
+        """Return the next worker's position with this count, or None."""
         key = self._key(i, count, self._next)
         note = coordination.read(key, _READING_SECONDS)
         return None if note is None else json.loads(note)
@@ -168,17 +166,11 @@ def _key_of(number: int, i: int, count: int, worker: int) -> str:
 def _waits(
     number: int, worker: int, progress: Sequence[Sequence[list[int]]]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield where another worker waits in collectives that we have not begun.
+    """Yield where another worker waits in collectives not begun on this worker.
 
-    The main channel is not searched, since its numbers include steps that
-    exchange nothing, which may run on one worker alone. The first replica of
-    each worker stands for all its replicas.
-
-    Args:
-        number: The number of the strategy.
-        worker: The index of the other worker.
-        progress: The progress of this worker's replicas, for each channel. The
-            main channel comes first.
+    The main channel, the first in `progress`, is not searched, since it also
+    counts steps that exchange nothing, which may run on one worker alone. The
+    first replica of each worker stands for all its replicas.
 
     Yields:
         This worker's progress in a channel, and the other worker's position.
@@ -192,14 +184,10 @@ def _waits(
 
 
 def has_gone_on(extended: Any, worker: int) -> bool:
-    """Return whether a worker waits in a collective that we have not begun.
+    """Return whether `worker` waits in a collective not begun on this worker.
 
-    The main channel is not searched, so this is usually a comparison of
-    batches.
-
-    Args:
-        extended: The strategy's `SparseExtended`.
-        worker: The index of the other worker.
+    The main channel is not searched, so the collective is usually a comparison
+    of batches.
     """
     with tf.init_scope():  # Workers also agree while they trace a step.
         progress = [channel.progress() for channel in extended.channels]
@@ -228,9 +216,8 @@ def watch(extended: Any) -> None:
     def end() -> None:
         ended.set()
         if threading.current_thread() is not thread:
-            # Do not wait forever: the thread may be writing to the store. A
-            # write has no timeout, and blocks once worker 0, the store's host,
-            # is gone.
+            # Do not wait forever: a write to the store, which worker 0 hosts,
+            # blocks once worker 0 is gone.
             thread.join(_ENDING_SECONDS)
 
     thread.start()
