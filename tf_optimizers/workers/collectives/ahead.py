@@ -11,9 +11,9 @@ are ready, the gather takes only half a round trip:
 Two threads, called lanes, take turns to exchange messages. As soon as a lane
 has ended an exchange, it requests the messages of its next exchange. So there
 are requests to all other workers even during a gather, and gathers can follow
-each other at intervals of half a round trip. When a worker ends, the requests
-to this worker fail. Then TensorFlow aborts all collectives of the other
-workers, even collectives between local devices.
+each other at intervals of half a round trip. When a process exits, the requests
+to it fail. Then TensorFlow aborts all collectives of the other workers, even
+collectives between local devices.
 """
 
 import functools
@@ -37,7 +37,7 @@ from tf_optimizers.workers.collectives.progress import (
 )
 from tf_optimizers.workers.collectives.runs import BackgroundCall, close
 
-# The offset of the group keys of pairs of replicas. It must be larger than the
+# The offset of group keys for pairs of replicas. It must be larger than the
 # offsets in `launcher.py`.
 _PAIR_KEYS = 1 << 29
 _LANES = 2
@@ -112,7 +112,7 @@ class AheadGather:
             return tf.ensure_shape(messages, shape)
 
     def _exchange_all(self, lane: int) -> None:
-        """Exchange messages until the exchange fails or a queue is closed."""
+        """Exchange messages until an exchange fails or a queue is closed."""
         exchange = tf.function(
             functools.partial(self._exchange, lane), autograph=False
         )
@@ -124,7 +124,7 @@ class AheadGather:
             self._arrived.close()
 
     def _exchange(self, lane: int) -> list[tf.Tensor]:
-        """Exchange messages with the other replicas; return sends' results."""
+        """Exchange messages with the other replicas; return the sends."""
         everyone = range(self._everyone.size)
         others = [i for i in everyone if i != self._replica]
         with tf.device("CPU:0"):

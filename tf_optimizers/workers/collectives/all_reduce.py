@@ -11,8 +11,9 @@
     c: dense and small, the sum of both
 
 Rows are padded to the largest number of rows on any replica. If there are
-`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Large
-dense values are summed separately for each dtype; see `is_gathered`.
+`IndexedSlices`, a small all-gather first exchanges the numbers of rows. Dense
+values that are not gathered are summed separately for each dtype; see
+`is_gathered`.
 """
 
 from collections.abc import Sequence
@@ -81,7 +82,6 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
         replica_id: int,
         options: Any,
     ) -> Any:
-        # The value is a nest of tensors and `IndexedSlices`.
         reduced = self.gather_and_reduce(
             tf.nest.flatten(value), replica_id, options, reduce_op
         )
@@ -154,16 +154,9 @@ class SparseCollectiveAllReduce(CollectiveAllReduce):
     ) -> dict[Any, list[Any]]:
         """Gather entries, slices and small values in one message.
 
-        Small values, and rows of slices with the same index, are summed.
-
-        Args:
-            groups: This replica's values by `_kind`.
-            replica_id: The replica's local rank.
-            options: The communication options.
-
-        Returns:
-            The results by `_kind`, without dense values for which `is_gathered`
-            is False.
+        Sum small values, and rows of slices with the same index. `groups` and
+        the results are keyed by `_kind`. Dense values for which `is_gathered`
+        is False have no result.
         """
         entries, slices = (groups.get(kind, []) for kind in _SPARSE)
         small = {

@@ -1,7 +1,7 @@
 """Encodes values in dtypes that TensorFlow's collectives support.
 
     bool, 8-bit numbers    as float16, which represents all of their values
-    other numbers          bit by bit
+    other numbers          unchanged, or bitcast
     strings                as padded int32 words, and their lengths
 
 A gather supports float16, float32, float64, int32 and int64 (TensorFlow 2.21).

@@ -102,10 +102,10 @@ class Call:
             self._started.enqueue([number, argument])
 
     def wait(self, rank: int) -> tf.Tensor:
-        """Return a tensor that is available when the replica's call has ended.
+        """Return a tensor that is available when the call has ended.
 
-        If the replica has not started the call since the last `wait`, the
-        tensor is available at once.
+        If the local replica `rank` has not started the call since its last
+        `wait`, the tensor is available at once.
 
         Raises:
             tf.errors.InvalidArgumentError: If the call has raised an error.

@@ -216,12 +216,12 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     def _sum_by_shards(self, flat: tf.Tensor, options: Any) -> tf.Tensor:
         """Sum a vector over replicas.
 
-        Each replica receives one part of every replica's vector, and adds these
-        parts by `tf.add_n`. Then all replicas gather the sums.
+        Each replica receives one part of every vector, and adds these parts by
+        `tf.add_n`. Then the replicas gather the sums.
         """
         size, count = _elements(flat), self._group_size
-        # TensorFlow (2.21) crashes in an exchange without elements.
         each = -(-size // count)
+        # TensorFlow (2.21) crashes in an exchange without elements.
         each = tf.maximum(each, 1) if tf.is_tensor(each) else max(each, 1)
         rows = tf.pad(flat, [[0, each * count - size]])
         rows = tf.reshape(rows, [count, each])
@@ -243,17 +243,11 @@ class KeyedLauncher(CollectiveReplicaLauncher):
     ) -> tf.Tensor:
         """Run one of TensorFlow's collective operations.
 
-        Args:
-            operation: The name of the operation.
-            tensor: The input of the operation.
-            signature: The purpose (gather, reduce or all-to-all), number of
-                elements and layout. They are recorded as progress and, with the
-                dtype, determine the key. The purpose may differ from
-                `operation`: a gather may run as an all-to-all. Within a group,
-                tensors with equal signatures must have equal shapes.
-            options: The communication options, or None.
-            replicas: The replicas that exchange. Defaults to all replicas.
-            **attributes: Attributes of the operation.
+        The signature contains the purpose (gather, reduce or all-to-all), the
+        number of elements and the layout. They are recorded as progress and,
+        with the dtype, determine the key. The purpose may differ from
+        `operation`: a gather may run as an all-to-all. Within a group, tensors
+        with equal signatures must have equal shapes.
         """
         options = self._options.merge(options)
         replicas = replicas or self._everyone

@@ -193,11 +193,9 @@ class Progress:
     ) -> tf.Tensor:
         """Record an event; return the new state.
 
-        Args:
-            states: The next state, by the current state.
-            begun: The number to add to the count. Defaults to `0`.
-            what: The kind, elements and layout of a collective that begins.
-                Defaults to `None`: keep those of the last collective.
+        `states` contains the next state, by the current state. `begun` is added
+        to the count. `what` contains the kind, elements and layout of a
+        collective that begins; None keeps those of the last collective.
         """
         now = self._variable.read_value()
         state = now[4]

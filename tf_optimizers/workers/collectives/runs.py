@@ -102,7 +102,7 @@ def _join(thread: threading.Thread) -> None:
     """Join a thread at exit; abort all collectives if it does not end soon."""
     thread.join(_ENDING_SECONDS)
     if thread.is_alive():
-        coordination.abort("A worker has ended before the other workers.")
+        coordination.abort("A worker has exited before the other workers.")
         thread.join(_ABORTED_SECONDS)
 
 
@@ -184,8 +184,7 @@ def _run_eagerly(
     except Exception as error:
         is_tensorflows = isinstance(error, tf.errors.OpError)
         if not is_tensorflows and channel.progress() == begun:
-            # The step has begun no collective. For example, an argument is
-            # wrong.
+            # The step has begun no collective: perhaps an argument is wrong.
             channel.leave()
         raise
     channel.leave()

@@ -9,7 +9,7 @@ from typing import Any
 class ThreadState(threading.local):
     """An object whose attributes have separate values in each thread.
 
-    The attributes of a subclass are the values in a new thread.
+    A subclass's class attributes are the values in a new thread.
     """
 
     @contextlib.contextmanager

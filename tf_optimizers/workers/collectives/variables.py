@@ -35,7 +35,7 @@ class _Number:
 
 @functools.cache
 def _number_class(kind: Any) -> Any:
-    """Return a subclass of both `_Number` and a class of variables."""
+    """Return a subclass of both `_Number` and a variable's class."""
     return type(kind.__name__, (_Number, kind), {"__module__": __name__})
 
 
@@ -69,12 +69,9 @@ def _of_first_worker(
 ) -> Callable[[], tf.Tensor]:
     """Return a function that returns the first worker's initial value.
 
-    Args:
-        make: TensorFlow's method that returns such a function. The method
-            supports only a few dtypes.
-        device: The device of this worker's first replica.
-        arguments: The keyword arguments of `make`, with this worker's
-            `initial_value` and `dtype`.
+    `make`, TensorFlow's method that returns such a function, supports only a
+    few dtypes. `arguments` are its keyword arguments, with this worker's
+    `initial_value` and `dtype`.
     """
 
     def broadcast(value: tf.Tensor) -> tf.Tensor:
