@@ -480,7 +480,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = *KERAS.values(), *TENSORFLOW.values()
-    assert sum(map(len, lists)) <= 108
+    assert sum(map(len, lists)) <= 107
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -9,10 +9,7 @@ from tf_optimizers._compat.tensorflow_internals import (
     plain_variable,
     temporary_variable,
 )
-from tf_optimizers.workers._compat.datasets import (
-    stop_autotuning_on_devices,
-    without_autotuning,
-)
+from tf_optimizers.workers._compat.datasets import stop_autotuning_on_devices
 from tf_optimizers.workers._compat.distribution import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,
@@ -92,7 +89,6 @@ class AheadDataset(DistributedDatasetsFromFunction):
         options, batches are not copied.
         """
         self._cardinality, self.begin = batches, begin
-        self._datasets = list(map(without_autotuning, self._datasets))
         devices = self._strategy.extended.worker_devices
         is_host = len(devices) == 1 and "device:CPU:" in devices[0]
         if is_host and self._options is None:

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.workers._compat.datasets import specs_of
+from tf_optimizers.workers._compat.datasets import (
+    specs_of,
+    without_autotuning,
+)
 from tf_optimizers.workers._compat.distribution import (
     PerReplica,
     PerReplicaSpec,
@@ -94,11 +97,9 @@ def note_next(
         return (full, *others, last), (_unbox(first, spec), notes)
 
     ends = tf.data.Dataset.from_tensors(nothing())
-    return (
-        boxed.concatenate(ends.repeat())
-        .scan((nothing()[0], *[nothing()] * replicas), unbox_first)
-        .skip(replicas)
-    )
+    state = (nothing()[0], *[nothing()] * replicas)
+    noted = boxed.concatenate(ends.repeat()).scan(state, unbox_first)
+    return without_autotuning(noted.skip(replicas))
 
 
 def has_rows(element: Any) -> tf.Tensor:

@@ -225,7 +225,7 @@ def distribute_from_function(
             strategy, dataset_fn, options
         )
     replicas = len(strategy.extended.worker_devices)
-    counts = []
+    counts: list[int] = []
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
         own = dataset_fn(context)
@@ -246,7 +246,7 @@ def distribute_from_function(
     distributed = _Parent.distribute_datasets_from_function(
         strategy, make_with_notes, options
     )
-    return look_ahead(distributed, *counts)
+    return look_ahead(distributed, counts[0])
 
 
 def _count(dataset: tf.data.Dataset) -> int:
