@@ -54,10 +54,6 @@ class AheadIterator(DistributedIterator):
     known: tf.Tensor  # The handle of the variable.
     is_argument: bool = False  # Whether this is a `tf.function`'s argument.
 
-    @property
-    def _is_endless(self) -> bool:
-        return self._cardinality == tf.data.INFINITE_CARDINALITY
-
     def get_next(self, name: str | None = None) -> Any:
         """Return the next batch, or raise an error at the end."""
         replica = tf.distribute.get_replica_context()
@@ -68,16 +64,12 @@ class AheadIterator(DistributedIterator):
                 "Draw the batch outside, and pass it to `strategy.run`."
             )
         count, batch = self._draw()
-        if self._is_endless:
-            return batch
         return after(tf.cond(count > 0, lambda: 0, _raise_end), batch)
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """Return the next batch, or an empty optional at the end."""
         count, batch = self._draw()
         optional = tf.experimental.Optional
-        if self._is_endless:
-            return optional.from_value(batch)
         spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
         return tf.cond(
             count > 0,
