@@ -87,11 +87,11 @@ def check_fraction(name: str, value: Any) -> float:
 
 
 def check_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float that is positive in float32 arithmetic."""
+    """Return `value` as a positive float in float32's normal range."""
     return check_number(
         name,
         value,
-        f"a number > 0 that float32 can hold ({TINY:.4g} to {_LARGEST:.4g})",
+        f"a number in float32's normal range ({TINY:.4g} to {_LARGEST:.4g})",
         lambda x: TINY <= x <= _LARGEST,
     )
 
@@ -174,7 +174,7 @@ def check_built(optimizer: Any, method: str) -> None:
     if not optimizer.built:
         raise RuntimeError(
             f"`{method}()` needs a built optimizer. Received: an optimizer "
-            f"without variables. Call `{method}()` after the first `fit`, or "
+            f"that is not built. Call `{method}()` after the first `fit`, or "
             "after `optimizer.build(model.trainable_variables)`."
         )
 

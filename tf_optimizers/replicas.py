@@ -62,7 +62,7 @@ class ReplicaGroup:
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
             raise TypeError(
-                "Training in several processes needs "
+                "A multi-worker strategy must be a "
                 "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
                 f"{type(self._strategy).__name__}, which does not support "
                 "Keras 3's `fit`."
@@ -243,7 +243,7 @@ class ReplicaGroup:
         """Return a context in which `agree` raises if there are other workers.
 
         Args:
-            name: The name of the code, for the error.
+            name: The call made alone, for the error.
         """
         return contextlib.nullcontext()
 
@@ -306,7 +306,7 @@ def warn_if_alone() -> None:
 def replicas_of(
     strategy: tf.distribute.Strategy | None = None,
 ) -> ReplicaGroup:
-    """Return the replicas of a strategy; by default, the current strategy."""
+    """Return the replicas of a strategy, by default of the current one."""
     strategy = strategy or tf.distribute.get_strategy()
     kind = getattr(strategy.extended, "replica_group", ReplicaGroup)
     return kind(strategy)

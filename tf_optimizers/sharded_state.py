@@ -207,7 +207,7 @@ class ShardedState(Wrapper):
     def _cast(
         self, gradients: list[Gradient | None], variables: list[Any]
     ) -> list[Any]:
-        """Cast gradients if the inner optimizer is one of this package.
+        """Cast gradients if the inner optimizer is from this package.
 
         If Keras will divide the gradients by `loss_scale_factor`, also make
         them dense.
@@ -237,7 +237,6 @@ class ShardedState(Wrapper):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Update each weight at its owner."""
         indices = [variable_index(self, variable) for variable in variables]
         self._steps.update(gradients, indices)
 
@@ -280,8 +279,8 @@ def _check_inner(value: Any) -> None:
         check_wrapped(inner, "ShardedState", refused, instead)
         if is_wrapper(inner) or hasattr(inner, "optimizers"):
             raise ValueError(
-                "`inner_optimizer` must be a single optimizer. Received: "
-                f"`{type(inner).__name__}`. Instead, wrap optimizers in "
+                "`inner_optimizer` must not wrap optimizers. Received: "
+                f"`{type(inner).__name__}`. Instead, wrap those in "
                 f"`ShardedState`, and pass them to `{type(inner).__name__}`."
             )
 
@@ -294,7 +293,7 @@ def _check_distributed(
     """Raise if the state cannot be distributed among several replicas."""
     if not replicas_of(strategy).has_owners:
         raise ValueError(
-            "`ShardedState` must be used under `MirroredStrategy` or "
+            "State can be distributed only under `MirroredStrategy` or "
             "`tfo.SparseMultiWorkerMirroredStrategy`. Received: "
             f"{type(strategy).__name__}. Create the model and the optimizer in "
             "the scope of one of these strategies."

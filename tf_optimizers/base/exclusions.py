@@ -99,8 +99,8 @@ class Exclusions:
     Args:
         patterns: None or regular expressions, matched anywhere in
             `variable.path`.
-        names: Patterns for paths, made from the `var_names` that the user
-            passed to `exclude_from_weight_decay()`.
+        names: Patterns for paths, from the `var_names` that the user passed to
+            `exclude_from_weight_decay()`.
         variables: The path and shape of each variable passed to that method, by
             its `variable_key`.
         saved: The exclusions in the config from which the optimizer was
@@ -157,7 +157,7 @@ class Exclusions:
         return dataclasses.replace(self, variables={**self.variables, **more})
 
     def as_patterns(self) -> list[str] | None:
-        """Return all patterns, including the patterns made from `var_names`."""
+        """Return all patterns, including those from `var_names`."""
         if self.patterns is None and not self.names:
             return None
         return [*(self.patterns or ()), *self.names]
@@ -218,11 +218,6 @@ class Exclusions:
 
         These are the variables that the user passed to
         `exclude_from_weight_decay()`, not the matches of patterns.
-
-        Raises:
-            ValueError: If the config excludes such variables, but the config's
-                variables differ from `variables`; if the path of an excluded
-                variable does not fit exactly one variable.
         """
         saved = self.saved
         if not saved.get(_CHOSEN):
@@ -234,7 +229,7 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            ", and the model must have the config's variables in their order",
+            ", and both must have the same variables in the same order",
             f"{expected}, a config with the variables {saved[_ALL]}, and a "
             f"model with the variables {_labels(variables)}",
             _NEW,
@@ -298,7 +293,6 @@ def _in_name(pattern: str) -> str:
 
 
 def _description(variable: Any) -> tuple[str, str]:
-    """Return the path and the shape of a variable."""
     return path_of(variable), str(tuple(variable.shape))
 
 
@@ -326,11 +320,7 @@ def _without_model(paths: Sequence[str]) -> list[str]:
 
 
 def _find(path: str, shape: str, variables: Sequence[Any]) -> int:
-    """Return the position of the variable with a saved path and shape.
-
-    Raises:
-        ValueError: If no variable fits, or if several variables fit.
-    """
+    """Return the position of the variable with a saved path and shape."""
     paths = list(map(path_of, variables))
     found = [
         i
