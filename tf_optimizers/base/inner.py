@@ -73,9 +73,9 @@ class Wrapper(Optimizer):
         """Exclude variables from the inner optimizer's weight decay.
 
         The inner optimizer updates `weights`: the variables, or their master
-        weights. Call this method before the inner optimizer is built, as
-        Keras's optimizers need, and again afterwards, as ours do. Also, a
-        `MultiOptimizer` may create optimizers in `build`.
+        weights. Call this method before the inner optimizer is built, for
+        Keras's optimizers, and again afterwards, for ours and for optimizers
+        that a `MultiOptimizer` creates in `build`.
         """
         chosen = [w for i, w in enumerate(weights) if not self._is_decayed(i)]
         for each in wrapped_optimizers(self.inner_optimizer):
@@ -84,7 +84,6 @@ class Wrapper(Optimizer):
                 _exclude_from(each, chosen)
 
     def _adopt(self, variables: Sequence[Any]) -> None:
-        """Move this and all wrapped optimizers into a strategy; see `adopt`."""
         for each in wrapped_optimizers(self):
             adopt(each, variables)
 

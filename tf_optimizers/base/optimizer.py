@@ -1,4 +1,4 @@
-"""Checks, accumulates, sums and clips gradients for any optimizer."""
+"""The base class: checks, accumulates, sums and clips gradients."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -84,7 +84,7 @@ class MasterWeights:
     def full_precision(self, index: int, variable: tf.Variable) -> tf.Variable:
         """Return a variable's master weight, or the variable if it has none.
 
-        The master weight is first updated where the variable has changed; see
+        First update the master weight where the variable has changed; see
         `refreshed`. After you assign to the result, call `store_weight`.
         """
         master = self[index]
