@@ -40,7 +40,7 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def split(vector: tf.Tensor, like: Sequence[Any]) -> list[tf.Tensor]:
-    """Split a vector into tensors of the same shapes as those in `like`."""
+    """Split a vector into tensors with the shapes of those in `like`."""
     parts = tf.split(vector, [each.shape.num_elements() for each in like])
     shapes = [each.shape for each in like]
     return list(map(tf.reshape, parts, shapes))

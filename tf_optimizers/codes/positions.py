@@ -145,7 +145,7 @@ def position_bits(size: int, count: int) -> int:
 def write_positions(
     positions: Sequence[tf.Tensor], sizes: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Encode the positions of several tensors as bits, bool [rows, any].
+    """Encode the positions of several tensors as rows of booleans.
 
     Args:
         positions: int [rows, n] of each tensor. The first positions of a row

@@ -1,6 +1,6 @@
 """Encodes values as floats, or in a few bits with scales for each chunk.
 
-A chunk holds up to 64 consecutive entries of one tensor that one replica sends;
+A chunk holds up to 64 consecutive entries that a replica sends from one tensor;
 see `Layout`. Two codes encode each value in a few bits:
 
     int4   one of 15 equally spaced values, from -7 to 7 times the scale; the
@@ -143,7 +143,6 @@ class Chunked:
         )
 
     def _from_bytes(self, data: tf.Tensor) -> tf.Tensor:
-        """Return the codes that `_to_bytes` packed."""
         lowest = np.uint8((1 << self.width) - 1)
         parts = [
             tf.bitwise.bitwise_and(

@@ -25,8 +25,8 @@ class CompressedOptimizer(Optimizer):
     The residual of a variable accumulates values until they are sent: gradients
     with momentum in `DGCMomentum`, changes of weights in `SparseLoCo`. A
     subclass's `_update` calls `_send`, which calls `_accumulate_residual` for
-    each variable that is compressed in this step, and `_dense_update` for each
-    other variable. With `overlap`, `SparseLoCo._update` uses
+    each variable that is compressed in this step, and `_dense_update` for the
+    others. With `overlap`, `SparseLoCo._update` uses
     `OverlappedExchange` instead.
 
     Args:
@@ -41,7 +41,7 @@ class CompressedOptimizer(Optimizer):
     # Under XLA, replicas cannot exchange entries. On a CPU, XLA cannot compile
     # the search for many entries either.
     _supports_jit = False
-    # The `Compressor` warns when the first step begins.
+    # The `Compressor` issues it when the first step begins.
     _single_replica_warning: str
     # Whether gradients that are `tf.IndexedSlices` are sent as rows. If not,
     # the optimizer makes them dense.
@@ -107,7 +107,7 @@ class CompressedOptimizer(Optimizer):
         rate: tf.Tensor,
         received_rate: Any,
     ) -> None:
-        """Sum gradients or entries over replicas; update variables by the sums.
+        """Sum gradients or entries over replicas, and update variables.
 
         Args:
             variables: The variables of the gradients.

@@ -188,9 +188,7 @@ class Compressor:
         """Find the nonzero residuals of a loaded state, before the first step.
 
         These residuals must be sent even after the cool-down, and even if their
-        variables have sparse gradients now. Under TensorFlow's strategies, it
-        is enough to check the replicas of this process: loading divides a
-        residual evenly among all replicas. Also warn if there is one replica.
+        variables have sparse gradients now. Also warn if there is one replica.
         """
         if self._is_begun:
             return
@@ -208,14 +206,11 @@ class Compressor:
         self._is_begun = True
 
     def _check(self, indices: list[int]) -> None:
-        """Raise if one of `indices` occurs twice, or a gradient is missing.
+        """Check the indices of the variables that a step compresses.
 
-        With a cool-down, every variable that has been compressed needs a
-        gradient in every step, except with local steps, which exchange
-        variables without a gradient, too.
-
-        Args:
-            indices: Indices of the variables that a step compresses.
+        No variable may occur twice. With a cool-down, each variable that has
+        been compressed needs a gradient in every step, except with local steps,
+        which exchange variables without a gradient, too.
         """
         variables = built_variables(self._optimizer)
         if len(set(indices)) < len(indices):
@@ -279,7 +274,6 @@ class Compressor:
         switch_across_replicas(stage, calls, gradients)
 
     def _stage(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the index of the stage at a step."""
         stage = self.schedule.stage(step)
         if self._flush_step is None:
             return stage
@@ -378,7 +372,6 @@ class Compressor:
     def _choose(
         self, residuals: Sequence[Residual], sparsity: float
     ) -> GatheredExchange | ShardedExchange:
-        """Return the cheaper exchange for the entries of some residuals."""
         sizes = [residual.size for residual in residuals]
         counts = [sent_count(size, sparsity) for size in sizes]
         return choose_exchange(self.wire, sizes, counts)

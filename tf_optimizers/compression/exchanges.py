@@ -31,7 +31,7 @@ class GatheredExchange(Exchange):
     @property
     def peer_bytes(self) -> float:
         """The cost of an exchange with one other replica, in bytes."""
-        # A dense sum sends 2 D / N bytes to each other replica, where D is the
+        # A dense sum sends 2 D / N bytes to every other replica, where D is the
         # size of a dense tensor. Count only D / N, because a dense sum needs no
         # sorting, while shards do.
         return sum(self._bits(self.wire.replicas)) / 8
@@ -100,8 +100,7 @@ class GatheredExchange(Exchange):
 # they are used wherever they are supported.
 LEAST_SAVING = 2.0
 # The fixed cost of a message to one replica, as a number of bytes. A message
-# takes at least 2.5 ms (measured). A network of 100 Mbit/s carries 32 KiB in
-# this time.
+# takes at least 2.5 ms (measured), as long as about 32 KiB at 100 Mbit/s.
 _MESSAGE_COST = 1 << 15
 
 

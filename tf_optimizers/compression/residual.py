@@ -92,9 +92,9 @@ class Residual:
     ) -> None:
         """Subtract sent values from v.
 
-        The masked variable becomes 0 at the positions of sent values. If values
-        were rounded before they were sent, the rounding errors stay in v. Where
-        a NaN or inf was sent, v becomes 0.
+        Also set the masked variable to 0 at their positions. If values were
+        rounded before they were sent, the rounding errors stay in v. Where a
+        NaN or inf was sent, v becomes 0.
         """
         clear = compiled(_clear, self._like, self._like, self._wire.devices)
         # Assign to v after all reads of v, so that TensorFlow needs no copy.
@@ -126,8 +126,8 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # Each device of a worker has a fraction of an entry, but only one device
-    # sends the whole entry.
+    # Each device of a worker has a fraction of an entry, but one device sends
+    # the whole entry.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 

@@ -67,7 +67,7 @@ class ShardedExchange(Exchange):
 
     @property
     def peer_bytes(self) -> int:
-        """The bytes that a replica sends to each other replica."""
+        """The bytes that a replica sends to one other replica."""
         return sum(self._bytes)
 
     def sent_bytes(self) -> list[int]:

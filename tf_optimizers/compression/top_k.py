@@ -6,11 +6,10 @@
                                   └── candidates, a little more than k
                                          └── cut to exactly k
 
-The sample affects only the number of candidates, and so the time. The result is
-exact. A small k needs no sample, since the k largest maxima show which blocks
-to search. For a large k, all entries are searched, without blocks. On a GPU,
-sorting is fast and waiting for the number of candidates is slow, so no sample
-is used.
+The sample affects only the number of candidates, and thus the time. A small k
+needs no sample, since the k largest maxima show which blocks to search. For a
+large k, all entries are searched, without blocks. On a GPU, sorting is fast and
+waiting for the number of candidates is slow, so no sample is used.
 
 Magnitudes are compared as integers, the bits of |x|. These integers have the
 same order as |x|. NaN is above infinity, so NaNs are selected first.
@@ -167,7 +166,7 @@ def _stride(size: int, k: int) -> int:
     """Return the distance between samples.
 
     The distance has no factor in common with `size`. So all rows and columns of
-    a matrix are sampled evenly, even if some of them are 0.
+    a matrix are sampled evenly.
     """
     stride = min(k // _LARGEST_IN_SAMPLE, _STRIDE)
     while math.gcd(stride, size) > 1:

@@ -80,8 +80,8 @@ class Wire(NamedTuple):
     def portions(self, selected: tf.Tensor, fill: int = 0) -> tf.Tensor:
         """Return the portion that each device sends, [devices, n].
 
-        The selected entries are padded in front with `fill`, so that all
-        portions have the same length.
+        Pad the selected entries in front with `fill`, so that all portions have
+        the same length.
         """
         count = self._portion(selected.shape[0])
         if self.devices == 1:  # A reshape costs nothing.
