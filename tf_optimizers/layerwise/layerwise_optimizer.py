@@ -177,7 +177,6 @@ class LayerwiseOptimizer(Optimizer):
     _update_step = update_step
 
     def _steps(self) -> tf.Tensor:
-        """Return the number of steps so far."""
         # Adding to a Keras variable takes longer to trace than adding to a
         # tensor.
         return tf.convert_to_tensor(self.iterations)

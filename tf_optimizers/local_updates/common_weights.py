@@ -36,7 +36,6 @@ def watch_models() -> None:
 
 
 def _check_saved(model: keras.Model) -> None:
-    """Raise if a model's weights differ between replicas."""
     for optimizer in local_steppers(model):
         check_synchronized(optimizer)
 
@@ -44,8 +43,8 @@ def _check_saved(model: keras.Model) -> None:
 class CommonWeights(keras.callbacks.Callback):
     """Synchronizes weights after epochs, and before evaluation and prediction.
 
-    The callback also averages the moving statistics of `BatchNormalization`,
-    unless the strategy itself does so.
+    Also averages the moving statistics of `BatchNormalization`, unless the
+    strategy itself does so.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -105,12 +104,9 @@ class EnoughRounds(keras.callbacks.Callback):
 
 
 def _rounds_of(optimizer: Any, epochs: int, batches: int) -> int:
-    """Return an optimizer's rounds so far and in the coming epochs.
+    """Return the number of rounds so far and in `epochs` more epochs.
 
-    Args:
-        optimizer: A `SparseLoCo`.
-        epochs: The number of coming epochs.
-        batches: The number of batches per epoch.
+    `batches` is the number of batches per epoch.
     """
     before = int(tf.convert_to_tensor(optimizer.iterations))
     each = optimizer.gradient_accumulation_steps or 1

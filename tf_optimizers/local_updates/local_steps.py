@@ -48,7 +48,6 @@ class LocalSteps(InnerSteps):
         return contextlib.nullcontext()
 
     def _is_hosted(self) -> bool:
-        """Return whether the optimizer's state is on the host."""
         return any(
             isinstance(each, HostOptimizer)
             for each in wrapped_optimizers(self._optimizer)

@@ -130,7 +130,7 @@ class OverlappedExchange:
     def _send(
         self, choice: Choice, updates: tf.Tensor, sparsity: float | None, _: Any
     ) -> None:
-        """Send the largest entries, and update the common weights."""
+        """Exchange entries, and update the common weights."""
         replicas = self._compressor.wire.replicas
         indices = self._rounds.indices(choice)
         chosen, others = self._compressor.places(indices)

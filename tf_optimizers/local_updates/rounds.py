@@ -124,10 +124,9 @@ class Rounds:
     ) -> None:
         """Begin a round if all replicas have equal weights; record the step.
 
-        At the beginning of a round, copy the weights, and apply `step_ahead`.
-        It is applied only to variables in `stepped`, because each of these is
-        exchanged when the round ends. In every step, record which variables
-        the step changes.
+        At the beginning of a round, copy the weights, and apply `step_ahead` to
+        the variables in `stepped`, because each of these is exchanged when the
+        round ends. In every step, record which variables the step changes.
 
         Args:
             weights: This replica's weights of all variables.
@@ -252,7 +251,7 @@ class Rounds:
     ) -> None:
         """Begin a round from this replica's own weights.
 
-        They become the common weights minus those updates of this replica that
+        First set them to the common weights minus this replica's updates that
         the common weights do not include yet.
 
         Args:

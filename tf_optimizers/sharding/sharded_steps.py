@@ -96,8 +96,8 @@ class ShardedSteps:
             [_rows_of(gradients[i], piece) for i, piece in sent],
             [piece.owner for _, piece in sent],
         )
-        # An average changes even if its variable has no gradient.
         moved = self._stepped = set(indices)
+        # An EMA changes even if its variable has no gradient.
         pieces = [
             piece
             for piece in self._pieces
@@ -236,8 +236,8 @@ class ShardedSteps:
     def overwrite(self, variables: Sequence[Any]) -> None:
         """Set variables to their averages; call this between steps.
 
-        `variables` are those that are trainable now. If a variable was frozen
-        after the step was traced, the step still updates the variable, so this
+        Keras passes only the variables that are trainable now. If a variable
+        was frozen after the step was traced, the step still updates it, so this
         method sets it, too.
         """
         inner = self._optimizer

@@ -83,8 +83,8 @@ class Slots:
             finally:
                 self._referred = outer
 
-        # TensorFlow must call this creator before those of the strategy and of
-        # optimizers with state on the host.
+        # TensorFlow must call this creator before the creators of the strategy
+        # and of `HostOptimizer`.
         scope = creator_scope(self._create, priority=200)
         with scope, replaced([(optimizer, _ADD, add_from)]):
             yield _Watched(self.variables, self._note)
