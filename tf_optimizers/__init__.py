@@ -42,10 +42,10 @@ _MODULES = {
     "callbacks": "callbacks",
     "schedules": "schedules",
 }
-# Import these names on first access. The strategy needs further private modules
-# of `tf.distribute`, and the optimizers must work without these modules. Import
-# all other names immediately, because Keras can load a saved object only after
-# the module of its class is imported.
+# Import these names on first access: the optimizers must work without the
+# private modules of `tf.distribute` that only the strategy needs. Import all
+# other names immediately, because Keras can load a saved object only after the
+# module of its class is imported.
 _LATER = ("SparseMultiWorkerMirroredStrategy", "callbacks")
 
 

@@ -72,10 +72,10 @@ class AdamOffload(HostOptimizer):
 
         w <- w - a (beta_1 m + (1 - beta_1) g) / (sqrt(v) + epsilon)
 
-    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
-    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
-    get float32 master weights, 4 bytes more. All state, including averages and
-    accumulators, is on `/CPU:0` of the worker process, in one copy for all of
+    State: m and v, each with the shape of w: together 8 bytes per parameter in
+    float32, or 16 in float64 if w is float64. Float16 and bfloat16 variables
+    also get float32 master weights, 4 bytes more. This state, averages and
+    accumulators are on `/CPU:0` of the worker process, in one copy for all of
     its replicas. Only the weights, `iterations` and the learning rate are on
     the model's devices.
     Traffic: each step copies gradients to the host, and changes of the weights
@@ -218,7 +218,7 @@ class AdamOffload(HostOptimizer):
     ) -> tf.Tensor | None:
         """Update m and v, and the variable itself if it `is_on_host`.
 
-        The master weight of a half-precision variable is also updated.
+        Also update the master weight of a half-precision variable.
 
         Args:
             gradient: Dense, of the variable's shape, in the dtype of the

@@ -280,8 +280,8 @@ class DGCMomentum(CompressedOptimizer):
         cool-down, which repeats the earlier stages in reverse. Its last step
         sends all residuals. Values have 4 bits: `value_dtype="int4"`.
 
-        With the stage 0.999, two replicas send as many bytes in a run of T
-        steps as in 0.0038 T + 1 dense steps.
+        In a run of T >= 2,000 steps, two replicas send as many bytes as in
+        0.0038 T + 1 dense steps.
 
         Args:
             steps: int >= 2. Updates in the run. For `fit`, batches per epoch

@@ -1,18 +1,18 @@
-"""Sets the handler of SIGTERM in forked processes."""
+"""Sets the SIGTERM handler in forked processes."""
 
 import os
 import signal
 import threading
 from collections.abc import Callable
 
-# The signal masks that this thread had before it forked.
+# The signal masks that each thread had before it forked.
 _masks = threading.local()
 
 
 def restore_in_forks(restore: Callable[[], None]) -> None:
     """Call `restore` in every process that this process forks.
 
-    `restore` sets the child's handler of SIGTERM. The parent may send SIGTERM
+    `restore` sets the child's SIGTERM handler. The parent may send SIGTERM
     earlier, so the child blocks SIGTERM until `restore` returns.
     """
 

@@ -217,7 +217,7 @@ def sum_rows(
 ) -> tf.Tensor:
     """Return the sum of each row's values, [count, ...].
 
-    From the same arguments, all replicas get the same sums, bit for bit,
+    For the same arguments, all replicas get the same sums, bit for bit,
     because the order of the additions depends only on `rows`. On a GPU,
     scatters, `tf.math.segment_sum` and `unsorted_segment_sum` add the values of
     a row in any order, so replicas would diverge.
@@ -296,7 +296,7 @@ def betas(beta_1: float, beta_2: float) -> Betas:
 def update_moments(
     betas: Betas, gradient: tf.Tensor, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return Adam's moments m and v after an update by the gradient."""
+    """Return Adam's moments m and v, updated with the gradient."""
     numbers = (scalar(number, m) for number in betas[:4])
     of_m, of_v, new_m, root_of_new_v = numbers
     m = of_m * m + new_m * gradient
@@ -308,5 +308,5 @@ def update_moments(
 
 
 def bias_correction(log_beta: float | tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Return 1 - beta^step, in the full precision of the dtype of `step`."""
+    """Return 1 - beta^step, to the full precision of `step`'s dtype."""
     return -tf.math.expm1(step * scalar(log_beta, step))

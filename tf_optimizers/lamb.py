@@ -31,9 +31,9 @@ class Lamb(LayerwiseOptimizer):
     phi(|w|) / |u| is 1 if phi(|w|) or |u| is 0, and for variables that are
     excluded from layer adaptation.
 
-    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
-    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
-    get float32 master weights, 4 bytes more.
+    State: m and v, each with the shape of w: together 8 bytes per parameter in
+    float32, or 16 in float64 if w is float64. Float16 and bfloat16 variables
+    also get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
@@ -138,7 +138,7 @@ def lamb(
 ) -> tf.Tensor:
     """Return u of the formula in `Lamb`.
 
-    `corrections` are the factors that turn m and v into m^ and v^.
+    `corrections` correct the bias of m and of sqrt(v).
     """
     # The root of v^ is a product of two roots, because v^ can overflow.
     root = tf.sqrt(v) * corrections.root_of_v

@@ -51,9 +51,9 @@ class LANS(LayerwiseOptimizer):
     have no effect, and `loss_scale_factor` matters only for overflow and
     underflow.
 
-    State: m and v, each with the shape of w, 8 bytes per parameter in float32,
-    or 16 bytes in float64 if w is float64. Float16 and bfloat16 variables also
-    get float32 master weights, 4 bytes more.
+    State: m and v, each with the shape of w: together 8 bytes per parameter in
+    float32, or 16 in float64 if w is float64. Float16 and bfloat16 variables
+    also get float32 master weights, 4 bytes more.
     Traffic: the strategy's all-reduce of the gradients.
     Sparse gradients: made dense after the exchange, or before it with
     `gradient_accumulation_steps` or `loss_scale_factor`; duplicate rows are
@@ -219,10 +219,9 @@ def lans(
 ) -> list[tf.Tensor]:
     """Return the directions a and c of the formula in `LANS`.
 
-    `gradient` is g~. `corrections` are the factors that turn m and v into m^
-    and v^.
+    `gradient` is g~. `corrections` correct the bias of m and of sqrt(v).
     """
     a = lamb(hyperparameters, weight, m, v, corrections)
-    # In direction c, g~ replaces m^, and its bias needs no correction.
+    # In direction c, g~ replaces m^, and needs no bias correction.
     corrections = corrections._replace(m=1.0)
     return [a, lamb(hyperparameters, weight, gradient, v, corrections)]

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the optimizers' papers."""
+"""The learning-rate schedule of the LANS paper."""
 
 from typing import Any
 
@@ -90,8 +90,8 @@ class LansSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Return the learning rate for update `step + 1`, as a scalar."""
-        # Half precision cannot count steps: float16 ends at 65,504, and
-        # bfloat16 skips integers above 256.
+        # Half precision cannot count steps: float16 skips integers above 2,048,
+        # and bfloat16 above 256.
         dtype = state_dtype(keras.backend.floatx())
         update = tf.cast(step, dtype) + 1.0
         end = self.warmup_steps + self.constant_steps + self.decay_steps

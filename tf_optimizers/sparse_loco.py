@@ -194,11 +194,10 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
         "which has no traffic. Use the inner optimizer alone."
     )
     _sends_rows = False
-    # Optimizers that exchange gradients themselves: they cannot be inner
-    # optimizers.
+    # Not inner optimizers, because they exchange gradients themselves.
     _refused = (CompressedOptimizer, ShardedState)
     _rounds: Rounds | None = None  # Set by `build` if `sync_every` > 1.
-    _overlapped: OverlappedExchange | None = None  # Set if `overlap` is True.
+    _overlapped: OverlappedExchange | None = None  # Set if rounds overlap.
     sync_every, overlap, step_ahead = Fixed(), Fixed(), Fixed()
     residual_decay, outer_learning_rate = Fixed(), Fixed()
 
@@ -514,7 +513,7 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     def _accumulate_residual(
         self, index: int, moved: tf.Tensor, weight: Any, rate: tf.Tensor
     ) -> None:
-        """Add the change of a weight in the round to the weight's residual."""
+        """Decay a weight's residual, and add the weight's change."""
         wire, decay = self._compressor.wire, self.residual_decay
         residual = self._compressor.own_residual(index)
         # Each of a worker's M devices holds e_i / M; see `sparse_loco`.

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_optimizers._compat import backend_variable, distinct
 from tf_optimizers._compat.keras_internals import built_variables
 
-# Objects of classes from these modules are not searched, except for layers,
+# Instances of classes from these modules are not searched, except for layers,
 # lists, tuples and dicts.
 _LIBRARIES = sys.stdlib_module_names | {
     "keras",
@@ -153,7 +153,7 @@ def _children(name: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_user_object(value: Any) -> bool:
-    """Return whether an object is an instance of the user's own class."""
+    """Return whether an object is an instance of a user-defined class."""
     library = type(value).__module__.partition(".")[0]
     is_instance = hasattr(value, "__dict__") and not isinstance(value, type)
     return is_instance and library not in _LIBRARIES
@@ -259,8 +259,8 @@ class LocalRound(NamedTuple):
 def current_round(optimizers: Sequence[Any]) -> LocalRound | None:
     """Return the current round of a model's optimizers.
 
-    Call this function outside of `strategy.run`. If the optimizers have
-    different rounds, the current round ends as soon as one of them ends.
+    Call this function outside of `strategy.run`. If the optimizers' rounds
+    differ, the current round ends when the first of them ends.
 
     Args:
         optimizers: The result of `only_local_steppers`.
