@@ -266,7 +266,7 @@ def test_variables_made_outside_are_rejected(request, replicas, name, loops):
 
     before = model.get_weights()
     with pytest.raises(
-        ValueError, match=r"made outside of this scope: .*dense.*/kernel"
+        ValueError, match=r"created outside of it: .*dense.*/kernel"
     ):
         if loops:
             strategy.run(step, (X,))

@@ -1,4 +1,4 @@
-"""Raises if LoRA has been enabled after an optimizer was built."""
+"""Raises if LoRA was enabled after an optimizer was built."""
 
 import keras
 
@@ -11,7 +11,7 @@ def check_adapters(model: keras.Model) -> None:
 
     `enable_lora` freezes a weight of a layer, such as the kernel, and adds new
     weights. But a step that has already been traced would train the frozen
-    weight, and not the new weights.
+    weight, not the new weights.
     """
     known = {
         id(variable)

@@ -33,15 +33,15 @@ def gains_a_row(
     found: tuple[Any, tf.TensorShape] | None,
     problem: Exception | None,
 ) -> bool:
-    """Return whether an array has more elements for one more row.
+    """Return whether an array is longer if there is one more row.
 
     Args:
         kind: The kind of the step, such as "train_step".
-        rows: A replica's number of rows. The array's length is a multiple.
+        rows: A replica's number of rows, which divides the array's length.
         name: The name of the array, or None.
         shape: The shape of the array.
-        found: The name and the shape for one more row. None if the step failed
-            or returned no such array.
+        found: The name and shape with one more row; None if the step failed or
+            returned no such array.
         problem: The error of the step with one more row, or None.
 
     Raises:
@@ -91,10 +91,8 @@ def of_rows_by_length(
     In eager mode, these are the arrays whose length equals the number of rows
     on every replica, or differs between replicas.
 
-    Args:
-        strategy: A `SparseMultiWorkerMirroredStrategy`.
-        lengths: The vectors from `lengths_of`, as a per-replica value.
-        arrays: The indices of the arrays.
+    `lengths` contains the vectors from `lengths_of`, as a per-replica value.
+    `arrays` contains the indices of the arrays.
     """
     extended = strategy.extended
     own = strategy.experimental_local_results(lengths)

@@ -1,8 +1,8 @@
 """Averages the state that steps assign without an optimizer.
 
-Layers and steps compute such state from the rows of their replica: for example,
-moving statistics, cluster centers or codebooks. So each replica has different
-values, until all replicas get the mean:
+Layers and steps compute such state from their replica's rows: for example,
+moving statistics, cluster centers or codebooks. So replicas have different
+values, until all of them get the mean:
 
     in an epoch              at its end; before `evaluate`, `predict`, `save`
     v_i <- step(v_i, x_i)    v_i <- (v_0 + ... + v_{N-1}) / N
@@ -148,14 +148,14 @@ class CommonState:
         # Whether this worker has set variables since the last call to
         # `take_set`.
         self._has_set = False
-        # How often `adopt_set` has found that any worker had set variables, and
-        # whether all workers had set variables the last time.
+        # How often `adopt_set` has found that a worker had set variables, and
+        # whether all workers had done so the last time.
         self._times_set, self._is_set_by_all = 0, True
         # For each model: `_times_set` when workers last compared its weights.
         self._compared_at: weakref.WeakKeyDictionary[keras.Model, int] = (
             weakref.WeakKeyDictionary()
         )
-        # For each model: its `tf.Variable`s, until a function runs in Python.
+        # For each model: its `tf.Variable`s, until `note_run` is called.
         self._reached: weakref.WeakKeyDictionary[
             keras.Model, list[tf.Variable]
         ] = weakref.WeakKeyDictionary()
@@ -163,9 +163,9 @@ class CommonState:
     def note_run(self) -> None:
         """Search for `tf.Variable`s again before the next comparison.
 
-        Call this method when `strategy.run` calls a function in Python, to
-        trace it or in eager mode: only then can replicas begin to assign a
-        variable. A search may take a second if a model has many objects.
+        Call this method when `strategy.run` calls or traces a function: only
+        then can replicas begin to assign a variable. A search may take a second
+        if a model has many objects.
         """
         self._reached.clear()
 
@@ -196,10 +196,7 @@ class CommonState:
     ) -> None:
         """Record that the current step assigns a value to a variable.
 
-        Args:
-            variable: The variable.
-            model: The model whose step it is, if any.
-            is_training: Whether it is a training step.
+        `model` is the model of the step, or None.
         """
         # With "sum" or "mean", TensorFlow itself reduces the value over
         # replicas. With "only_first_replica", it copies the first replica's
@@ -296,9 +293,9 @@ class CommonState:
     def _variables_of(self, model: keras.Model) -> list[Any]:
         """Return variables of the model that steps assign or may assign.
 
-        These are Keras variables that steps assign: weights of the model, and
-        other variables that the model's steps assign, such as those of a loss
-        or a regularizer; and the result of `_variables_of_tensorflow`.
+        These are weights of the model that any step assigns, other Keras
+        variables that the model's steps assign, such as those of a loss, and
+        the result of `_variables_of_tensorflow`.
         """
         known = {id(weight) for weight in model.weights}
         known |= _states_of_rows(model)
@@ -307,7 +304,7 @@ class CommonState:
         if model not in self._reached:
             self._reached[model] = _variables_of_tensorflow(model)
         found += self._reached[model]
-        # What is made outside of the scope has one copy for all devices.
+        # A variable created outside of the scope has only one copy.
         copies = len(replicas_of(self._strategy).devices)
         return [
             variable
@@ -349,11 +346,6 @@ class CommonState:
         - other variables created with `trainable=False`, unless only some
           workers have set variables outside of steps;
         - `tf.Variable`s.
-
-        Args:
-            model: The model.
-            differing: The variables whose values differ between replicas.
-            subject: The purpose, for errors.
         """
         trainable = {id(weight) for weight in model.trainable_weights}
         assigned = [
@@ -406,7 +398,7 @@ class CommonState:
 
 
 def _state_of_model(model: keras.Model) -> CommonState | None:
-    """Return the `CommonState` of a model's strategy, or None.
+    """Return the `CommonState` of a model's strategy.
 
     Return None if the strategy is not ours, or has only one replica.
     """
@@ -453,8 +445,8 @@ def _states_of_rows(model: keras.Model) -> set[int]:
 def _variables_of_tensorflow(model: keras.Model) -> list[tf.Variable]:
     """Return a model's `tf.Variable`s that may differ between replicas.
 
-    Variables of strings are omitted. So are those that TensorFlow itself
-    reduces over replicas in each assignment; see `CommonState.note`.
+    The result omits string variables, `on_read` variables, and variables that
+    TensorFlow itself reduces in each assignment; see `CommonState.note`.
     """
     kinds = tf.VariableAggregation
     return [

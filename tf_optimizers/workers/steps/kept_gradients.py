@@ -76,8 +76,8 @@ def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
     """Return whether a gradient comes from a variable that a step assigns.
 
     The variable must have the gradient's shape, and only elementwise ops may
-    compute the gradient from it. `weights` are the ids of the handles of
-    variables to ignore.
+    compute the gradient from it. Variables whose handles' ids are in `weights`
+    do not count.
     """
     for op in operations_behind(gradient, _ELEMENTWISE.__contains__):
         tensor, *_ = op.outputs

@@ -35,8 +35,8 @@ class MetricReader:
 
     All workers must read together. Keras reads the variables of a model's
     metrics one by one, for example at the end of an epoch. So the first read
-    also sums the other variables of the same dtype, and compares weights,
-    learning rates and step counts between workers. The sums stay valid until a
+    also sums the others of the same dtype, and compares weights, learning rates
+    and step counts between workers. The sums stay valid until a
     step or a collective begins, or a metric's variable changes on this worker.
 
     Args:
@@ -124,10 +124,7 @@ class MetricReader:
     def _read_together(
         self, variable: tf.Variable, variables: Sequence[tf.Variable]
     ) -> None:
-        """Sum the `variables` that have the dtype of `variable`.
-
-        Store the sums for later reads.
-        """
+        """Sum the `variables` of the dtype of `variable`; store the sums."""
         variables = [v for v in variables if v.dtype == variable.dtype]
         values = replicas_of(self._strategy).reduce_together(variables)
         self._known = [

@@ -45,8 +45,8 @@ class Result(NamedTuple):
 def noted_methods(metric: keras.metrics.Metric) -> list[Attribute]:
     """Return methods of a metric for `replaced`, to set during a step.
 
-    They are the `result` of a metric, and the `update_state` of the metric or,
-    for Keras's group of compiled metrics, of each metric of the group.
+    They are the metric's `result`, and the `update_state` of the metric or, for
+    Keras's group of compiled metrics, of each metric in the group.
     """
     parts = [
         each
@@ -60,9 +60,9 @@ def noted_methods(metric: keras.metrics.Metric) -> list[Attribute]:
 
 
 def _noted_result(metric: keras.metrics.Metric, result: Callable) -> Callable:
-    """Wrap a metric's `result`, so that it records the tensors that it returns.
+    """Wrap a metric's `result` to record the tensors that it returns.
 
-    For each tensor, it appends a triple (name, tensor, `Result`) to
+    For each tensor, the wrapper appends a triple (name, tensor, `Result`) to
     `replica.results`.
     """
     is_sum = _is_summed(metric.variables)
@@ -165,7 +165,7 @@ def _is_number_of(output: Any, name: Any, tensor: Any, noted: Any) -> bool:
 
 
 def _is_summed(variables: Iterable[keras.Variable]) -> bool:
-    """Return whether a metric's variables are small, and summed by reads."""
+    """Return whether a metric's variables are small, and summed when read."""
     variables = list(variables)
     size = sum(math.prod(v.shape) * 4 for v in variables)
     return size <= _MOST_BYTES and all(

@@ -1,4 +1,4 @@
-"""Finds wrong uses of metrics' variables in the graphs of steps, and warns.
+"""Warns about wrong uses of metrics' variables in steps.
 
 Outside of a step, reading a metric's variable returns the sum over replicas,
 unless the variable was added with another `aggregation`. The sum is right for
@@ -29,7 +29,7 @@ _PASS_THROUGH = ("Identity", "Cast", "EnsureShape", "Reshape", "StopGradient")
 _SUMS = ("AddV2", "Add", "AddN")
 # Ops that add to their first operand, or subtract from it.
 _ADDITIONS = ("Sub", "TensorScatterAdd", "TensorScatterSub")
-# Types of attributes that may hold values of a metric's earlier steps.
+# Types of attributes that may hold a metric's values from earlier steps.
 _VALUES = (list, dict, np.ndarray, tf.Variable)
 
 
@@ -83,9 +83,9 @@ def warn_unless_sum(
 
 
 def warn_without_variables(metric: keras.metrics.Metric) -> None:
-    """Warn if a step updates a metric that has values outside of `variables`.
+    """Warn if a step updates a metric that has values but no `variables`.
 
-    A metric without any values, such as the learning rate, is right.
+    A metric without either may return the learning rate, for example.
     """
     if metric.variables:
         return
@@ -93,7 +93,7 @@ def warn_without_variables(metric: keras.metrics.Metric) -> None:
     added = [v for name, v in vars(metric).items() if name not in base]
     if any(isinstance(value, _VALUES) for value in added):
         _warn(
-            "A metric must have variables made by its `add_variable`, since "
+            "A metric must have variables from its `add_variable`, since "
             "only their values on all replicas are added. Received: "
             f"`{metric.name}`, without such variables. Its results do not "
             "count the rows of all replicas. Use `add_variable` instead of "
@@ -191,10 +191,8 @@ def _read_by(
 ) -> keras.Variable | None:
     """Return a variable in `sources` that an output depends on, or None.
 
-    Args:
-        output: An output of a step. Outputs other than floating-point tensors
-            are ignored.
-        sources: The variables, by the ids of their handles.
+    `sources` contains the variables by the ids of their handles. Outputs other
+    than floating-point tensors are ignored.
     """
     if not tf.is_symbolic_tensor(output) or not output.dtype.is_floating:
         return None
@@ -205,7 +203,7 @@ def _read_by(
 
 
 def _depends_on(tensor: tf.Tensor, source: Any) -> bool:
-    """Return whether a tensor is made of the variable with handle `source`."""
+    """Return whether a tensor depends on the variable with handle `source`."""
     return any(
         each is source for op in operations_behind(tensor) for each in op.inputs
     )
@@ -227,11 +225,8 @@ def operations_behind(
 ) -> Iterator[tf.Operation]:
     """Yield the operations that a tensor depends on.
 
-    Args:
-        tensor: The tensor.
-        is_entered: Called with the type of an operation; returns whether to
-            search its inputs, too. By default, the search ends at operations
-            that read variables.
+    `is_entered` is called with the type of an operation, and returns whether to
+    search its inputs, too. By default, the search ends at reads of variables.
     """
     waiting: list[tf.Operation] = [tensor.op]
     seen = {tensor.op}

@@ -96,7 +96,7 @@ class Steps:
     def reporting_failures(self) -> Iterator[None]:
         """Report to other workers if a step on arrays cannot be traced here.
 
-        An error such as a wrong shape may occur on this worker only. Without a
+        A wrong shape, for example, may occur on this worker only. Without a
         report, the other workers would wait for this worker's note on the
         batch.
         """
@@ -252,12 +252,7 @@ class Step:
         """Record which outputs are results of metrics, and which are arrays.
 
         A metric's result counts as such only if it may be computed again from
-        the metric's variables.
-
-        Args:
-            outputs: The outputs of the step.
-            names: The name of each output.
-            found: The result of `results_among`.
+        the metric's variables. `found` is the result of `results_among`.
 
         Returns:
             The indices of the outputs that are not results of metrics.
@@ -274,9 +269,9 @@ class Step:
         return others
 
     def _is_numeric(self, value: Any, is_array: bool) -> bool:
-        """Return whether an output is a number or a bool, or an array of them.
+        """Return whether an output is a number or, if `is_array`, an array.
 
-        Predictions do not count.
+        Bools count as numbers. Predictions do not count.
         """
         return (
             not self._is_predicting
@@ -290,7 +285,7 @@ class Step:
     def noting_results(self) -> Iterator[None]:
         """In this context, record which tensors are results of metrics.
 
-        The step also weights its losses; see `weighted_losses`.
+        Also weight the step's losses; see `weighted_losses`.
         """
         with self._undo:
             if self._model is not None:
@@ -406,9 +401,8 @@ def _scaled_for_mean(weight: tf.Tensor, value: Any) -> Any:
     """Scale a number so that the mean over replicas is weighted by rows.
 
     If reads of a variable are sums over replicas, the variable is multiplied by
-    the number of replicas, so that the mean is the sum. Otherwise,
-    variables that are not `on_read`, and values that are not numbers, are not
-    scaled.
+    the number of replicas, so that the mean is the sum. Variables that are not
+    `on_read`, and values that are not numbers, are not scaled.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if isinstance(value, (keras.Variable, tf.Variable)):

@@ -32,7 +32,7 @@ class NotedCollectives(SparseCollectiveAllReduce):
 
 
 def note_exchange() -> None:
-    """Set the variable of `waits_of_fit` to True, if there is one.
+    """Set the variable from `waits_of_fit` to True, if there is one.
 
     Exchanges of an optimizer do not count.
     """

@@ -1,4 +1,4 @@
-"""Finds `tf.Variable`s that the code of a model can reach.
+"""Finds `tf.Variable`s that a model or its code refers to.
 
 Keras tracks neither these variables nor their assignments.
 """
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_optimizers._compat.keras_internals import layers_of
 
-# The attributes of these objects, and methods written by users, are searched.
+# Instances of these classes, and of user-defined classes, are searched.
 _OWNERS = (
     keras.Layer,
     keras.Loss,
@@ -21,7 +21,7 @@ _OWNERS = (
     keras.constraints.Constraint,
     tf.Module,
 )
-# Objects that have variables with values of their own on each replica.
+# Instances of these are not: their variables may differ between replicas.
 _SEPARATE = (keras.Variable, keras.Metric, keras.Optimizer)
 # Types of values that are skipped. User code may refer to large lists of them.
 _PLAIN = {bool, bytes, float, int, str, type(None)}
@@ -31,10 +31,10 @@ _LIBRARIES = {"keras", "tensorflow", "tf_optimizers", "numpy", "builtins"}
 def reached_variables(model: keras.Model) -> list[tf.Variable]:
     """Return the distinct `tf.Variable`s that a model or its code refers to.
 
-    The search includes the attributes of the model, and of its layers, losses,
-    regularizers, constraints and `tf.Module`s, and of objects of other classes
-    of the user; elements of lists, tuples and dicts; and names that functions
-    of the user refer to.
+    The search includes the attributes of the model, its layers, losses,
+    regularizers, constraints, `tf.Module`s and instances of user-defined
+    classes; elements of lists, tuples and dicts; and names that user-defined
+    functions refer to.
     """
     found: list[tf.Variable] = []
     seen: set[int] = set()
@@ -75,7 +75,7 @@ def _values_in(value: Any) -> Iterator[Any]:
 
 
 def _values_named_in(function: types.FunctionType) -> Iterator[Any]:
-    """Yield a function's free and global variables."""
+    """Yield the values of names that a function uses."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # The cell is still empty.
             yield cell.cell_contents

@@ -13,17 +13,16 @@ from tf_optimizers._compat.tensorflow_internals import (
 from tf_optimizers.workers.collectives.later import GatherLater
 from tf_optimizers.wrapped import LocalRound
 
-_NEVER = tf.int32.max  # The age before the first reduction of an epoch.
+_NEVER = tf.int32.max  # The age before the first sum of an epoch.
 
 
 class _Kept:
-    """The result of the last reduction, and the number of steps since then.
+    """The last sum, and the number of steps since then.
 
     Args:
         like: A tensor with the shape and dtype of the values.
         gather: A `GatherLater`, which exchanges values while the next steps
-            run. If None, values are exchanged within a step. Defaults to
-            `None`.
+            run. By default, values are exchanged within a step.
     """
 
     def __init__(self, like: tf.Tensor, gather: Any = None) -> None:
@@ -34,13 +33,13 @@ class _Kept:
             self.age = plain_variable(_NEVER)
 
     def keep(self, result: tf.Tensor) -> tf.Tensor:
-        """Store the result of a reduction in this step, and return it."""
+        """Store a new sum, and return it."""
         self.last.assign(result)
         self.age.assign(0)
         return tf.identity(result)
 
     def repeat(self) -> tf.Tensor:
-        """Return the stored result, in a step without a reduction."""
+        """Return the last sum, in a step without a new one."""
         self.age.assign_add(1)
         return self.last.read_value()
 

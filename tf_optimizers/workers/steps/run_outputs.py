@@ -22,11 +22,8 @@ def gather_any(
 ) -> tf.Tensor:
     """Concatenate all replicas' values, of any dtype, along an axis.
 
-    Args:
-        strategy: The strategy. Call this function in cross-replica context.
-        gather: TensorFlow's `Strategy.gather`, which supports few dtypes.
-        value: A per-replica value.
-        axis: The axis along which to concatenate.
+    Call this function in cross-replica context. `gather` is TensorFlow's
+    `Strategy.gather`, which supports few dtypes.
     """
     local = strategy.experimental_local_results(value)[0]
     tensor = tf.convert_to_tensor(local)
@@ -48,10 +45,7 @@ def gather_rows(strategy: Any, rows: Any) -> tf.Tensor:
 
     `strategy.gather` concatenates rows by rank. But consecutive parts of a
     batch belong to replicas of different workers; see `data_distribution.py`.
-
-    Args:
-        strategy: The strategy. Call this function in cross-replica context.
-        rows: A per-replica value.
+    Call this function in cross-replica context.
     """
     if tf.executing_eagerly():
         return strategy.gather_rows_in_function(rows)
@@ -88,10 +82,7 @@ class ScalarsOfRun:
     ) -> None:
         """Store the scalars.
 
-        Args:
-            strategy: The strategy.
-            outputs: The outputs of all replicas.
-            identical: Outputs of any shape that are the same on all replicas.
+        `identical` are outputs of any shape that are the same on all replicas.
         """
         self._strategy = strategy
         self._graph = tf.compat.v1.get_default_graph()

@@ -56,7 +56,7 @@ class Share:
 
     @property
     def weight(self) -> tf.Tensor:
-        """The share: the replica's fraction of the rows of all replicas."""
+        """The share: the replica's fraction of all replicas' rows."""
         own, total = self.rows
         return own / total
 
@@ -106,7 +106,7 @@ def rows_of_inputs(batch: Any) -> Any:
 def is_of_rows(value: Any) -> bool:
     """Return whether a value that a step computes has elements for each row.
 
-    Only the shape decides. A dimension must be unknown or, if the number of
+    Only the shape decides. Some dimension must be unknown or, if the number of
     rows is known, a multiple of this number, since a step may repeat rows.
     """
     if isinstance(value, list | tuple):  # All elements have the same shape.
@@ -123,7 +123,7 @@ def is_of_rows(value: Any) -> bool:
 def factor_of_sum(value: Any) -> Any:
     """Return the factor for a loss that is the sum of a value's elements.
 
-    The gradients of the loss are also multiplied by the replica's share. So if
+    The gradients of the loss are later multiplied by the replica's share. So if
     the value has elements for each row, the factor is the inverse of the share.
     Otherwise, it is 1. In a graph with a static number of rows, this function
     also records the value's shape in `replica.vectors`, for `check_vectors`.
@@ -239,7 +239,7 @@ def _own_and_total(rows: RowCounts) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def without_padding(function: Callable, arguments: Any) -> Callable:
-    """Return a function that calls `function` without padding rows.
+    """Return a function that drops padding rows and calls `function`.
 
     Do not pass a model's step, since steps count rows themselves.
 
@@ -292,7 +292,7 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     Args:
         name: The name of the prediction, or None.
         value: The prediction. A value that is not a tensor is not checked.
-        rows: The number of rows of the inputs; a static number if known.
+        rows: The number of rows of the inputs; an int if it is static.
 
     Raises:
         ValueError: If the prediction is a scalar, or if both numbers are static

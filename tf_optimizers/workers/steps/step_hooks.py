@@ -67,10 +67,9 @@ def apply(
     no share; see `agree_on_overflow`.
 
     Raises:
-        RuntimeError: If the call is outside of `strategy.run`, and there are
-            several replicas, the strategy's scope is active, or the optimizer
-            is not built; or if workers have different optimizers or weights in
-            the optimizer's first step.
+        RuntimeError: If the call is outside of `strategy.run`, except with one
+            replica, a built optimizer and no active scope; or if workers have
+            different optimizers or weights in the optimizer's first step.
         ValueError: If variables were created outside of the strategy's scope,
             or if there is not one gradient per variable.
         tf.errors.InvalidArgumentError: See `check_even_if_kept`.
@@ -158,9 +157,9 @@ def check_made_inside(strategy: Any, variables: Sequence[Any]) -> None:
     if outside:
         names = [getattr(each, "path", each.name) for each in outside]
         raise ValueError(
-            "Variables that an optimizer updates must be made in the scope of "
-            "the strategy. Received: variables made outside of this scope: "
-            f"{', '.join(names)}. Make and build the model in `with "
+            "Variables that an optimizer updates must be created in the "
+            "strategy's scope. Received: variables created outside of it: "
+            f"{', '.join(names)}. Create and build the model in `with "
             "strategy.scope():`."
         )
 
@@ -308,7 +307,7 @@ def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
     In a model's step, a replica without rows leaves variables of metrics
     unchanged, except that it may reset them to 0. An assignment to another
     variable is recorded for `CommonState`, unless an optimizer makes the
-    assignment. If a model's step assigns a trainable variable,
+    assignment. If a model's step itself assigns a trainable variable,
     `RestoredWeights` may replace the value.
     """
     if variable.synchronization != "on_read":

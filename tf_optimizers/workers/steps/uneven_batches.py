@@ -1,4 +1,4 @@
-"""Scales a replica's losses to fit its share of the rows of a global batch.
+"""Scales a replica's losses to fit its share of a global batch's rows.
 
 In a step of a Keras model, each replica computes a loss from its rows, as one
 process would. Then `step_hooks.py` weights the replica's gradients and metrics
@@ -83,11 +83,7 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 def weighted_losses(model: keras.Model, is_keras: bool) -> list[Attribute]:
     """Return the attributes for `replaced` that scale a model's losses.
 
-    Losses are scaled to fit the replica's share.
-
-    Args:
-        model: The model.
-        is_keras: Whether the step is Keras's own `train_step`.
+    `is_keras` is whether the step is Keras's own `train_step`.
     """
     scaling = step_hooks.scaling_loss(model.optimizer) if is_keras else []
     return [sum_of_added_loss(model, _sum_added_loss), *scaling]
@@ -159,7 +155,7 @@ def _reduce(
     dtype: Any = None,
 ) -> tf.Tensor:
     """Reduce the losses of elements, and scale the result for this replica."""
-    if replica.is_adding_up:  # The metric's sums over rows are added later.
+    if replica.is_adding_up:  # The replicas' sums are added later.
         return original(values, sample_weight, mask, reduction, dtype)
     is_mean, share = reduction in _MEANS, replica.share
     is_number = tuple(values.shape) == ()
@@ -195,8 +191,9 @@ def _weight_of_number(
     """Return the factor for a scalar loss with sample weights or a mask.
 
     Keras multiplies the loss by each weight, and reduces the products. So the
-    factor is a reduction of the weights of all replicas: their sum; their mean;
-    or, for `mean_with_sample_weight`, 1 if their sum is positive, else 0.
+    factor is a reduction of all replicas' weights: their sum; the mean of those
+    not masked; or, for `mean_with_sample_weight`, 1 if the sum is positive,
+    else 0.
     """
     weights = tf.cast(merge_mask(sample_weight, mask, "none"), tf.float32)
     counts = tf.ones_like(weights) if mask is None else mask
