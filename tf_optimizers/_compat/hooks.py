@@ -94,9 +94,9 @@ def _build(
     harmless. Otherwise, the step raises the error again.
 
     Raises:
-        RuntimeError: If the model has a custom step, and `call` fails after it
-            has built some layers but not all. The built layers may have wrong
-            shapes. With `run_eagerly`, this error is not raised.
+        RuntimeError: If such an error occurs in `call`, which has built some
+            layers but not all. The built layers may have wrong shapes. With
+            `run_eagerly`, this error is not raised.
     """
     if not (model.run_eagerly or is_composite or _has_custom_step(model)):
         build()
@@ -122,7 +122,7 @@ def _build(
             raise RuntimeError(
                 "A model must be built before its first step, or its `call` "
                 f"must accept the data. Received: {model.name}, whose `call` "
-                f"has built some layers, but not {', '.join(unbuilt)}. Correct "
+                f"has built some layers, but not {', '.join(unbuilt)}. Fix "
                 "`call`, or call the model on a batch in the strategy's "
                 "scope. The error in `call` was "
                 f"{type(error).__name__}: {error}"
@@ -145,7 +145,7 @@ _COMPOSITE = (
 
 
 def _of_first_replica(spec: Any) -> Any:
-    """Return the type spec of the worker's first replica."""
+    """Return the type spec for the worker's first replica."""
     is_shared = isinstance(spec, values.PerReplicaSpec)
     return spec._value_specs[0] if is_shared else spec
 
@@ -247,8 +247,8 @@ def check_swaps(check: Callable[[keras.Model], None]) -> None:
 def check_saving(check: Callable[[keras.Model], None]) -> None:
     """Permanently make Keras call `check(model)` before it saves a model.
 
-    The methods `save`, `save_weights` and `export` of models call it. Keras's
-    function `save_model` does not.
+    The methods `save`, `save_weights` and `export` of models call `check`.
+    Keras's function `save_model` does not.
     """
 
     def save(
@@ -323,9 +323,9 @@ def choose_xla(cannot_use_xla: Callable[[keras.Model], bool]) -> None:
 _XLA_IS_OFF = (
     "A model's optimizer must be able to run under XLA, or XLA must be off. "
     "Received: {}, which was compiled with XLA, by default or by "
-    "`jit_compile=True`, before its optimizer was made. XLA is now off for "
-    "this model. Make the optimizer first, or pass `jit_compile=False` to "
-    "`compile`."
+    "`jit_compile=True`, before its optimizer was created. XLA is now off "
+    "for this model. Create the optimizer first, or pass `jit_compile=False` "
+    "to `compile`."
 )
 # Set when Keras resolves "auto", and removed once Keras has stored the result.
 _IS_RESOLVING = "_tfo_jit_compile_is_resolving"

@@ -37,7 +37,7 @@ def with_hooks(cls: type) -> type:
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Return whether an optimizer's class inherits from a class with hooks."""
+    """Return whether an optimizer's class has or inherits hooks."""
     return type(optimizer)._backend_apply_gradients is _accumulate
 
 
@@ -161,8 +161,7 @@ def excluded_keys(optimizer: Any) -> set[str]:
 def exclude_from_weight_decay(optimizer: Any, variables: Sequence[Any]) -> None:
     """Exclude variables from a Keras optimizer's weight decay.
 
-    Variables that are already excluded stay excluded. Keras's own method would
-    replace them.
+    Earlier exclusions remain. Keras's own method would replace them.
 
     The optimizer may already be built. From Keras 3.16 on, Keras's own method
     would then raise an error, because `build` has recorded which variables
@@ -247,8 +246,8 @@ def average(optimizer: Any, variable: Any) -> tf.Variable | None:
 
 def is_overwritten(optimizer: Any, variable: Any) -> bool:
     """Return whether gradients overwrite a variable (a float8 scale)."""
-    # For such variables, Keras creates no slots but gradient accumulators, and
-    # does not call `update_step`.
+    # For such variables, Keras creates no slots except gradient accumulators,
+    # and does not call `update_step`.
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -349,7 +348,7 @@ def has_means(metric: keras.metrics.Metric) -> bool:
 
 
 def _values_of(owners: Sequence[Any]) -> list[Any]:
-    """Return objects' attributes, with the elements of lists and so on."""
+    """Return objects' attributes; replace collections with their elements."""
     found: list[Any] = []
     for owner in owners:
         for value in vars(owner).values():
@@ -363,6 +362,7 @@ def _values_of(owners: Sequence[Any]) -> list[Any]:
 
 def global_seeds() -> Any:
     """Return this thread's generator for random ops without a seed, or None."""
+    # Keras keeps one generator per thread, under this name.
     return global_state.get_global_attribute("global_seed_generator")
 
 
@@ -376,7 +376,6 @@ def global_seed() -> list[int] | None:
 
     Returns None if there is no generator yet: the first such op creates it.
     """
-    # Keras keeps one generator per thread, under this name.
     generator = global_seeds()
     return None if generator is None else generator.state.numpy().tolist()
 

@@ -89,7 +89,7 @@ PATCHES = (
         features=(STRATEGY, REPLICAS),
         why="Keras tests whether gradients are finite before they are summed "
         "over replicas: on each replica, or only on the first.",
-        without="Some replicas skip a step that other replicas make, or "
+        without="Some replicas skip a step that other replicas take, or "
         "weights become NaN.",
         until="Keras tests the gradients of all replicas.",
         test="optimizers/test_replicas.py::test_replicas_skip_an_overflow_together",
@@ -146,8 +146,8 @@ PATCHES = (
             f"{_ADAPTERS}.array_data_adapter.ArrayDataAdapter.get_tf_dataset",
         ),
         features=(STRATEGY,),
-        why="Keras shuffles arrays by a random seed on each worker. From 3.16 "
-        "on, the seed is the epoch's number, which stays 0 under a strategy.",
+        why="Keras shuffles arrays with a random seed on each worker. From "
+        "3.16 on, the seed is the epoch's number, always 0 under a strategy.",
         without="Workers draw different rows, which is an error. From 3.16 on, "
         "each epoch has the same order.",
         until="`fit` has a seed for `shuffle=True`.",

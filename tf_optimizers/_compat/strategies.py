@@ -67,7 +67,7 @@ def check_in_run(strategy: tf.distribute.Strategy, built: bool = True) -> None:
     """Raise if a call of `apply` is outside of `strategy.run`.
 
     With one replica, a call outside of any scope is an error only if it builds
-    the optimizer: TensorFlow's own errors do not say what to do.
+    the optimizer.
     """
     context = tf.distribute.get_replica_context()
     may_differ = built and strategy.num_replicas_in_sync == 1
