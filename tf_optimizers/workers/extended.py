@@ -232,10 +232,8 @@ class SparseExtended(VariablesExtended):
     ) -> tf.Tensor:
         """Gather a tensor from each replica; return all of them, stacked.
 
-        Args:
-            channel: The channel for the exchange.
-            copies: A tensor for each replica of this worker. The tensors of all
-                workers must have the same shape.
+        `copies` contains a tensor for each replica of this worker. The tensors
+        of all workers must have the same shape.
         """
 
         def gather(rank: int) -> tf.Tensor:

@@ -153,7 +153,7 @@ class SparseMultiWorkerMirroredStrategy(
         options = check_options(communication_options)
         check_in_time(cluster_resolver)
         wait_for_first(cluster_resolver)
-        # Skip the parent's constructor, which would make its own `extended`.
+        # Skip the parent's constructor, which would create its own `extended`.
         tf.distribute.Strategy.__init__(
             self, SparseExtended(self, cluster_resolver, options)
         )
@@ -202,7 +202,7 @@ class SparseMultiWorkerMirroredStrategy(
         """Distribute a dataset of global batches to all replicas.
 
         Every worker must call this method. `fit`, `evaluate` and `predict` call
-        this method themselves.
+        it themselves.
 
         Raises:
             RuntimeError: In eager mode, if only some workers call this method,

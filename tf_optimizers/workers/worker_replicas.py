@@ -259,7 +259,7 @@ class Message(NamedTuple):
 def messages(
     values: Sequence[Any], owners: Sequence[int], replicas: int
 ) -> list[Message]:
-    """Divide values into messages, to send them to or from their owners."""
+    """Divide values into the messages that go to or from their owners."""
     found = []
     for dtype in dict.fromkeys(value.dtype for value in values):
         most = LARGEST_MESSAGE // (replicas * dtype.size)
@@ -320,8 +320,8 @@ def _joined(ranges: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
-    # The graph optimizer of TensorFlow (2.21) sometimes takes the shape of one
-    # variable for that of another, and removes a reshape to this shape. Hardly
-    # any variable has the shape [1, 1, n, 1, 1]. The slice copies nothing.
+    # The graph optimizer of TensorFlow (2.21) sometimes mistakes one variable's
+    # shape for another's, and removes a reshape to that shape. Hardly any
+    # variable has the shape [1, 1, n, 1, 1]. The slice copies nothing.
     size = value.shape.num_elements()
     return tf.reshape(value, [1, 1, size, 1, 1])[0, 0, :, 0, 0]

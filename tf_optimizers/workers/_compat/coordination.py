@@ -56,7 +56,7 @@ def read(key: str, timeout: float) -> str | None:
 
 
 def delete(key: str) -> None:
-    """Delete the strings of a key, and of keys under it such as `key/0`."""
+    """Delete the strings of a key and of keys under it, such as `key/0`."""
     context.context().delete_config_key_value(key)
 
 

@@ -8,7 +8,7 @@ from tensorflow.python.data.ops.map_op import _MapDataset, _ParallelMapDataset
 from tensorflow.python.data.ops.scan_op import _ScanDataset
 from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
 
-# Transformations that change the content of rows, and neither add nor drop any.
+# Transformations that return one element for each element of their input.
 MAPS = (_MapDataset, _ParallelMapDataset, _ScanDataset)
 
 
@@ -49,7 +49,7 @@ def arguments_of(dataset: tf.data.Dataset) -> dict[str, Any]:
 
 
 def set_variant(dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
-    """Replace the op of a dataset by the op that has returned `variant`."""
+    """Replace a dataset's op with the op that returned `variant`."""
     # The generator of seeds is private, and cannot be replaced otherwise.
     dataset._variant_tensor_attr = variant
 
@@ -66,7 +66,7 @@ def dataset_of(distributed: Any) -> tf.data.Dataset:
 
 
 def specs_of(spec: Any) -> Sequence[tf.TypeSpec]:
-    """Return the type of each replica's value in a per-replica value.
+    """Return the types of the components of a per-replica value.
 
     `spec` is the type of the per-replica value.
     """
@@ -90,7 +90,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def stop_autotuning_on_devices(iterator: Any) -> None:
-    """Replace each device's iterator with an iterator without autotuning.
+    """Replace each device's iterator with one without autotuning.
 
     If the iterator copies no batches to devices, nothing is replaced.
     """

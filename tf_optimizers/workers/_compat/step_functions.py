@@ -29,9 +29,7 @@ def merge_mask(sample_weight: Any, mask: Any, reduction: str) -> tf.Tensor:
 def sum_of_added_loss(model: Any, by: Callable) -> Attribute:
     """Return the attribute for `replaced` that sums each of `model.losses`.
 
-    Args:
-        model: The model.
-        by: Called with Keras's own function and a loss; returns the sum.
+    `by` is called with Keras's own function and a loss, and returns the sum.
     """
     name = "_aggregate_additional_loss"
     return model, name, functools.partial(by, getattr(model, name))
@@ -137,13 +135,10 @@ def _model_of_step(function: Any) -> keras.Model | None:
 def _kind_of(model: keras.Model, chain: list[Any]) -> str:
     """Return the kind of a step: "train_step" or "test_step".
 
-    If `chain` contains neither of the model's attributes with these names, the
-    names of the functions in `chain` decide. For example, the step may be a
-    base class's method that the model's class overrides.
-
-    Args:
-        model: The model.
-        chain: The step, and the functions it wraps.
+    `chain` contains the step and the functions it wraps. If neither of the
+    model's attributes with these names is in `chain`, the functions' own names
+    decide. For example, the step may be a base class's method that the model's
+    class overrides.
     """
     of_model = {
         name: any(_is_same(each, getattr(model, name)) for each in chain)
