@@ -25,7 +25,7 @@ class ChiefOnly(keras.callbacks.Callback):
     """Calls a callback on the chief (worker 0) only.
 
     Without `ChiefOnly`, every worker would start its own run of an experiment
-    tracker, and show its own progress bar. So wrap such callbacks:
+    tracker, and show its own progress bar. So wrap loggers and progress bars:
 
         model.fit(..., verbose=0, callbacks=[
             tfo.callbacks.ChiefOnly(keras.callbacks.TensorBoard("logs")),
@@ -56,7 +56,7 @@ class ChiefOnly(keras.callbacks.Callback):
             `fit`, `evaluate` or `predict` begins.
 
     Raises:
-        TypeError: If `callback`, or its result, is not a callback.
+        TypeError: If `callback` is neither of these, or returns no callback.
         RuntimeError: In `fit`, `evaluate` or `predict`, if the callback needs
             other workers.
 
@@ -89,7 +89,7 @@ class ChiefOnly(keras.callbacks.Callback):
                 setattr(self, name, call)
 
     def set_model(self, model: keras.Model) -> None:
-        """Create the callback if needed, and pass the model, on the chief."""
+        """On the chief, create the callback if needed; pass it the model."""
         super().set_model(model)
         self._group = replicas_of(model.distribute_strategy)
         with _keeping_generators():
@@ -100,7 +100,7 @@ class ChiefOnly(keras.callbacks.Callback):
             self._call("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Pass Keras's parameters to the callback, on the chief."""
+        """On the chief, pass Keras's parameters to the callback."""
         super().set_params(params)
         logger = keras.callbacks.ProgbarLogger
         if isinstance(self.callback, logger) and not params.get("verbose"):
@@ -123,7 +123,7 @@ class ChiefOnly(keras.callbacks.Callback):
             )
 
     def _stops(self) -> list[str]:
-        """Return the attributes in `_STOPS` that are true in the model."""
+        """Return the names in `_STOPS` of attributes that are true."""
         # An attribute may be missing before `fit`, `evaluate` or `predict`.
         return [name for name in _STOPS if getattr(self.model, name, False)]
 

@@ -156,7 +156,6 @@ class Monitor(keras.callbacks.Callback):
         self._end_step(logs)
 
     def _end_step(self, logs: dict[str, Any] | None) -> None:
-        """End a pending measurement if possible; add the results to `logs`."""
         pending = self._pending
         if pending and self.is_ready() and self._step() > pending[0]:
             figures, details = self.after_step(pending[1])
@@ -291,8 +290,8 @@ class CompressionMonitor(Monitor):
       residual before it is sent.
 
     The age is the L1 norm of all residuals, divided by the L1 norm of the sum
-    that all replicas send per step. In a steady state, this quotient is the
-    mean waiting time (Little's law). If `SparseLoCo` takes several local steps,
+    of all sent entries, per step. In a steady state, this quotient is the mean
+    waiting time (Little's law). If `SparseLoCo` takes several local steps,
     a measurement covers one round. With `overlap`, it covers all rounds between
     two calls of `synchronize`, usually an epoch.
 
@@ -321,7 +320,7 @@ class CompressionMonitor(Monitor):
     optimizers = (DGCMomentum, SparseLoCo)
 
     def is_ready(self) -> bool:
-        """Return whether all replicas have the same weights now."""
+        """Also require that all replicas have the same weights now."""
         is_synchronized = getattr(self.optimizer, "is_synchronized", True)
         return super().is_ready() and is_synchronized
 
@@ -363,7 +362,7 @@ class CompressionMonitor(Monitor):
         """Return the sums of |v|, of v^2, and of |change of a weight|.
 
         Here, v is an entry of a residual, and sums over v include all replicas.
-        `weights` contains the weights before the measurement.
+        `weights` contains the weights from `before_step`.
         """
 
         def own_sums() -> tuple[tf.Tensor, tf.Tensor]:

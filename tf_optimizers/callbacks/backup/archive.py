@@ -32,7 +32,7 @@ _FILE_ERRORS = (OSError, DamagedError)
 class Archive:
     """Saves and restores the backups of one run.
 
-    Each save deletes old backups, so that at most `backups` of them are left.
+    Each save deletes old backups, so that at most `backups` are left.
     All workers must call the same methods in the same order. If the folder may
     have backups of this run, call `newest` before `save`.
 
@@ -189,8 +189,7 @@ class Archive:
         """Delete the run's backups, unless a variable is not finite.
 
         Returns False if backups are kept for this reason, and True otherwise.
-        `State.first_not_finite` checks the variables. Worker 0 deletes the
-        backups after all workers have called this method.
+        Worker 0 deletes the backups after all workers have called this method.
         """
         values = self._state.values()
         path = find_not_finite(self._state, values, self._group)

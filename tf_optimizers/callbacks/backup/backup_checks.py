@@ -83,10 +83,9 @@ def find_identical(values: Values, group: ReplicaGroup) -> set[str]:
 def find_not_finite(
     state: State, values: Values, group: ReplicaGroup
 ) -> str | None:
-    """Return the path of the first variable that is not finite on some worker.
+    """Return the path of the first variable that is not finite, or None.
 
-    `State.first_not_finite` checks the variables. Returns None if it finds no
-    such variable on any worker.
+    `State.first_not_finite` checks the variables on each worker.
     """
     found = gather(group, state.first_not_finite(values))
     first = min((i for i in found if i is not None), default=None)

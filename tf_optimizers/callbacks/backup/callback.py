@@ -228,7 +228,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._preemption.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Skip batches first if the backup is from the middle of this epoch."""
+        """Plan to skip batches if the backup is from within this epoch."""
         self._forget_start()
         self._rates.note()
         self._epoch, self._batch = epoch, 0
@@ -247,7 +247,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         seen = min(batch + 1, self._steps or batch + 1)
         is_new = seen > self._batch  # Otherwise, the batch was skipped.
         if self._skip is not None and self._skip.remaining <= 0:
-            # Other callbacks may have changed the state for skipped batches.
+            # Callbacks may have changed the state while batches were skipped.
             self._skip.restore()
             self._skip = None
         if is_new:
@@ -264,13 +264,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._sums, self._has_same_weights = self._sums_of_weights(), None
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """If the run must stop here, restore training metrics and back up."""
+        """If the run must stop here, restore metrics, back up and exit."""
         if self._preemption is None:
             return
         if self._has_same_weights is None:
             self._has_same_weights = self._sums == self._sums_of_weights()
-        # During a validation with `SwapEMAWeights`, the weights are averages.
-        # So the run stops only after the validation.
+        # `SwapEMAWeights` may have replaced the weights. If so, the run stops
+        # only after the validation.
         if self._has_same_weights and self._preemption.reach():
             for component, value in self._metrics_of_training:
                 component.assign(value)
@@ -278,12 +278,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._leave(self._skip is None or self._skip.remaining <= 0)
 
     def _sums_of_weights(self) -> list[float]:
-        """Return a number for each trainable weight, to notice changes."""
+        """Return the sum of each trainable weight, to detect changes."""
         weights = self.model.trainable_weights
         return [float(keras.ops.sum(weight)) for weight in weights]
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Back up with `save_freq="epoch"`, or if the run must stop here."""
+        """Back up if `save_freq="epoch"`, or if the run must stop here."""
         is_new = self._end_epoch(epoch)
         self._save_if(is_new and self.save_freq == "epoch", is_new)
 
@@ -344,7 +344,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             gather(self._group, "the end")
         self._warn(
-            "A worker received SIGTERM. All workers end with exit code "
+            "A worker received SIGTERM. All workers exit with code "
             f"{EXIT_CODE}, after a backup in {self.backup_dir!r}. Start the "
             "script again to resume."
         )
@@ -396,7 +396,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     @property
     def _steps(self) -> int | None:
         """The number of batches in an epoch, or None if it is unknown."""
-        # A custom training loop sets no `params`.
+        # A custom training loop need not set `params`.
         return (self.params or {}).get("steps")
 
     def _save(self) -> None:

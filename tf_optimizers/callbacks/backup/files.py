@@ -98,7 +98,7 @@ class Folder:
         return digest(path)
 
     def commit(self, generation: int, content: dict[str, Any]) -> None:
-        """Write a backup's description, with the digests of its other files."""
+        """Write a backup's description, which completes the backup."""
         text = json.dumps({"name": self.name, **content})
         document = {"sha256": _digest_of(text), "content": text}
         self._write(
@@ -144,8 +144,8 @@ class Folder:
     def keep(self, generations: Iterable[int]) -> None:
         """Delete the run's backups except for `generations`.
 
-        Incomplete files, and files of incomplete backups, are also deleted, for
-        all runs. If the folder is then empty, it is removed.
+        Also delete incomplete files, and files of incomplete backups, of all
+        runs. Remove the folder if it is then empty.
         """
         mine = {n for n in self._all() if self._name_of(n) == self.name}
         kept = set(self._all()) - (mine - set(generations))

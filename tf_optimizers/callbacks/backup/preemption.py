@@ -128,9 +128,10 @@ class Preemption:
         return self._group.workers == 1 or self._last == self._passed
 
     def end(self, is_leaving: bool = False) -> None:
-        """Stop the thread and, unless `is_leaving`, stop catching SIGTERM.
+        """Stop the thread.
 
-        Unless `is_leaving`, a SIGTERM that was caught earlier ends the process.
+        Unless `is_leaving`, also stop catching SIGTERM. A SIGTERM that was
+        caught earlier then ends the process.
 
         Args:
             is_leaving: Whether the process is about to exit. If so, the handler
@@ -264,7 +265,7 @@ def _release_in_child() -> None:
 
 
 def _end_at_exit() -> None:
-    # While Python ends, no thread may run TensorFlow code.
+    # While Python exits, no thread may run TensorFlow code.
     running = _running
     if running is not None:
         running.end(is_leaving=True)

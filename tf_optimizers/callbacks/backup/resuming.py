@@ -56,8 +56,8 @@ class BackupReader:
         return with_zeros(self._open(worker), name, dtype, shape)
 
 
-# For each model: the variables of rates, their values when `note` was last
-# called, and the rates of the script.
+# For each model: the rate variables, their values when `note` was last called,
+# and the script's rates.
 _NOTED: weakref.WeakKeyDictionary[
     keras.Model, list[tuple[keras.Variable, float, float]]
 ] = weakref.WeakKeyDictionary()
@@ -67,18 +67,18 @@ class Rates:
     """The learning rates that a script has given to optimizers.
 
     A constant rate is part of the optimizer's state, so restoring a backup also
-    restores the rate. A backup also records the rates of the script. If the
-    script now has a different rate, `set` applies that rate.
+    restores the rate. A backup also records the script's rates. If the script
+    now has a different rate, `set` applies that rate.
 
-    The rate of the script is the rate when `fit` begins, unless callbacks of an
-    earlier `fit` of the model have set that rate.
+    The script's rate is the rate when `fit` begins, unless a callback has set
+    that rate in an earlier `fit`.
 
     Args:
         model: The model.
-        state: The state of the model, not yet restored.
+        state: The model's state, not yet restored.
 
     Attributes:
-        given: The rates of the script, in the order of `state.slots`.
+        given: The script's rates, in the order of `state.slots`.
     """
 
     def __init__(self, model: keras.Model, state: State) -> None:
@@ -106,9 +106,9 @@ class Rates:
         ]
 
     def set(self, content: dict[str, Any]) -> str:
-        """Set the rates of the script that differ from those in the backup.
+        """Set the rates that the script has changed since the backup.
 
-        Returns a warning, or "" if no rate differs.
+        Returns a warning, or "" if no rate has changed.
         """
         warning = ""
         for variable, old, new in zip(
@@ -157,7 +157,7 @@ class Skip:
         model: The model.
         batches: The number of batches to skip.
         restore: Sets the state and the metrics to their values after the
-            skipped batches. Called when the metrics have been built.
+            skipped batches.
     """
 
     def __init__(
@@ -206,11 +206,11 @@ def check_executions(steps: int, seen: int) -> None:
 
 
 def check_batches(batches: int, seen: int) -> None:
-    """Raise if an epoch has fewer batches than came before a backup."""
+    """Raise if an epoch is shorter than its part before a backup."""
     if batches < seen:
         raise ValueError(
-            "An epoch must have at least as many batches as came before the "
-            f"backup. Received: {batches} batches per epoch, and a backup "
-            f"after {seen} batches. Pass as many batches as before, of the "
+            "An epoch must not be shorter than its part before the backup. "
+            f"Received: {batches} batches per epoch, and a backup after "
+            f"{seen} batches. Pass as many batches as before, of the "
             "same size, or start over with another `backup_dir`."
         )

@@ -102,10 +102,10 @@ class State:
         }
 
     def first_not_finite(self, values: Values) -> int | None:
-        """Return the index of the first variable with NaN or inf.
+        """Return the index of the first variable with NaN or inf, or None.
 
-        The variables are those of the section "lasting". Inf is accepted in the
-        variables that `accept_infinite` has found.
+        Only "lasting" variables are checked. Inf is accepted in the variables
+        that `accept_infinite` has found.
         """
         for i in range(len(self.sections["lasting"])):
             is_right = _is_number if i in self._may_be_infinite else np.isfinite
@@ -149,10 +149,10 @@ class State:
 
     @property
     def sparse_gradients(self) -> list[Sequence[int] | None]:
-        """The indices of variables with sparse gradients, per optimizer.
+        """The indices of variables with sparse gradients.
 
-        There is an entry for each `SparseLoCo` with several local steps. The
-        entry is None while the indices are unknown.
+        There is an entry for each `SparseLoCo` with several local steps: None
+        while the indices are unknown.
         """
         return [each.sparse_gradients for each in local_steppers(self._model)]
 
@@ -225,9 +225,8 @@ def redistribute(
         is_summed: Whether the replicas' values add up.
         is_identical: Whether all replicas had the same value.
         read: Returns the saved value of a replica.
-        old: The number of workers that wrote the backup, and of replicas per
-            worker.
-        new: The number of workers now, and of replicas per worker.
+        old: In the backup, the numbers of workers and of replicas per worker.
+        new: The same numbers now.
         own: The replicas whose values to return.
         is_owned: Whether each row is 0 on all replicas but one. Has no effect
             if `is_identical`.
