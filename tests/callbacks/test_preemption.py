@@ -372,9 +372,7 @@ def test_signal_to_one_worker_ends_all_and_nothing_is_lost(launched):
     _, outputs, results = launched
     for rank, (output, result) in enumerate(zip(outputs, results, strict=True)):
         assert f"index {rank} of 2, workers at 127.0.0.1:" in output
-        reason = (
-            f"Worker {rank} ended with exit code {EXIT_CODE}, after SIGTERM."
-        )
+        reason = f"Worker {rank} exited with code {EXIT_CODE}, after SIGTERM."
         assert f"[launcher] {reason} Stopping all workers." in output
         assert result["restart"] == 1
         assert result["stood_by"] == (rank == 1)

@@ -191,8 +191,8 @@ def test_failure_names_workers_that_had_ended(launch, write):
     )
     run = launch("--workers", "2", script)
     assert run.stderr.decode() == (
-        "[launcher] Worker 1 failed with exit code 3. Worker 0 had ended with "
-        "exit code 0. Stopping all workers.\n"
+        "[launcher] Worker 1 failed with exit code 3. Worker 0 had exited with "
+        "code 0. Stopping all workers.\n"
     )
 
 

@@ -30,9 +30,9 @@ Options:
         missing, the launcher exits with an error.
     --machines K: int >= 1. The number of launchers in the cluster. Required in
         an indexed Job of Kubernetes, where no variable gives this number.
-    --port P: int in [1, 65535]. With `--cluster`, the port of the first worker
-        of every machine, unless the platform sets this port. Further workers
-        get the next ports. Defaults to `12345`.
+    --port P: int in [1, 65535]. With `--cluster`, the port of each machine's
+        first worker, unless the platform sets this port. Further workers get
+        the next ports. Defaults to `12345`.
     --gpus-per-worker G: int >= 0. The number of GPUs that each worker can use,
         set through `CUDA_VISIBLE_DEVICES`; 0 hides all GPUs. By default, the
         launcher's workers divide the machine's GPUs, if there are any. On
@@ -62,8 +62,8 @@ Options:
         `TF_OPTIMIZERS_RESTART` counts the restarts, from 0. After a signal, the
         launcher restarts no workers. Defaults to `0`.
     --restart-pause SECONDS: number >= 0. Time from the end of all workers to
-        the first restart. The pause doubles with every restart, up to 60. In
-        this time, a temporary problem may disappear. Defaults to `0.1`.
+        the first restart. The pause doubles with every restart, up to 60.
+        Meanwhile, a temporary problem may disappear. Defaults to `0.1`.
     --standby SECONDS: number >= 0. Time from the start of the workers until a
         standby process starts for each worker. The standby process imports
         TensorFlow and Keras, and waits. At a restart, it runs the script, so
@@ -80,20 +80,20 @@ progress bar becomes a line. If the launcher starts with a closed stream
 (`>&-`), it drops the output to this stream.
 
 A worker inherits the launcher's environment, plus `TF_CONFIG`. Unless they are
-already set, the launcher also sets three other variables. `no_grpc_proxy` lets
+already set, the launcher also sets these variables. `no_grpc_proxy` lets
 workers connect to each other without a proxy. `TF_NUM_INTRAOP_THREADS` divides
 the cores among the launcher's workers: an operation of TensorFlow uses at most
-as many threads as its worker has cores. `PYTHONHASHSEED` is 0, so that a
-set of strings has the same order on all workers, and after a restart.
+as many threads as its worker has cores. `PYTHONHASHSEED` is 0, so that a set of
+strings has the same order on all workers, and after a restart.
 
 When a worker fails, the launcher sends SIGTERM to the others. The launcher
 reports failures and restarts on stderr, in lines prefixed with `[launcher] `.
-If no worker has failed, it forwards Ctrl-C, SIGTERM and the end of the terminal
-(SIGHUP) to all workers. A second Ctrl-C or SIGTERM kills all workers
-immediately. When a worker ends, the launcher also ends the processes that the
-worker has started. So when the launcher returns, no process is left, except
-processes that have left a worker's process group (`setsid`, `timeout`). If the
-launcher itself is killed, all workers are killed immediately.
+If no worker has failed, it forwards Ctrl-C (SIGINT), SIGTERM and SIGHUP to all
+workers. A second Ctrl-C or SIGTERM kills all workers immediately. When a worker
+ends, the launcher also ends the processes that the worker has started. So when
+the launcher returns, no process is left, except processes that have left a
+worker's process group (`setsid`, `timeout`). If the launcher itself is killed,
+all workers are killed immediately.
 
 Without `--cluster`, the launcher reserves the workers' ports from before the
 workers start until they have ended. Another program can take a reserved port
@@ -101,7 +101,7 @@ only if it requests exactly that port. The worker then fails with TensorFlow's
 "Could not start gRPC server".
 
 Exit codes:
-    0: All workers ended with 0.
+    0: All workers exited with 0.
     1: The output could not be written, or a worker could not be started.
     2: The command line or the cluster's variables are wrong, there are too few
         GPUs, or another process uses a worker's port (with `--cluster`).

@@ -67,10 +67,9 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def use_environment(options: argparse.Namespace) -> None:
-    """Replace the cluster and GPU options with those of `Job`.
+    """Replace the cluster and GPU options with fields of `Job`.
 
-    If the number of workers, the host or the port is omitted, it gets its
-    default.
+    An omitted number of workers, host or port gets its default.
 
     Raises:
         ValueError: If the environment does not fit the options.
@@ -141,7 +140,7 @@ def _child(parent: ModuleSpec | None, name: str) -> ModuleSpec | None:
 
 
 def main() -> int:
-    """Run the workers to their end; return the exit code."""
+    """Run the workers; return the launcher's exit code."""
     open_standard_streams()
     return launch(Job(**vars(parse(sys.argv[1:]))))
 

@@ -63,7 +63,7 @@ def divide_gpus(
 def launchers_of_host(
     hosts: Sequence[str], rank: int, environment: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Return a launcher's index among those of its host, and their number.
+    """Return a launcher's index on its host, and the number of launchers there.
 
     A launcher with a list of GPUs in its environment counts as the only one.
 
@@ -90,12 +90,7 @@ def _too_few(
 ) -> ValueError:
     """Return the error for too few visible GPUs.
 
-    Args:
-        gpus: The number of visible GPUs.
-        workers: The number of workers that divide the GPUs.
-        per_worker: The requested number of GPUs per worker; 0 if the user has
-            omitted the option, and there are fewer GPUs than workers.
-        of_slurm: The variables of `OF_SLURM` that are set.
+    `per_worker` is 0 if the user has omitted the option.
     """
     sharing = f"unset {' and '.join(of_slurm)}"
     if not of_slurm:

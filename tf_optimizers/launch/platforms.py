@@ -2,9 +2,9 @@
 
 TensorFlow's cluster resolvers are not used. They would load TensorFlow in the
 launcher, and the resolvers for schedulers are unsuitable (TensorFlow 2.21):
-`SlurmClusterResolver` needs a GPU and sorts node10 before node2,
-`KubernetesClusterResolver` reads the pods from the API server, and the resolver
-for SageMaker is not public.
+`SlurmClusterResolver` sorts node10 before node2, `KubernetesClusterResolver`
+reads the pods from the API server, and the resolver for SageMaker is not
+public.
 """
 
 import errno
@@ -74,8 +74,7 @@ class Place(NamedTuple):
     def check_ports(self, addresses: Sequence[str]) -> None:
         """Raise unless the ports of this launcher's workers exist and are free.
 
-        Args:
-            addresses: The result of `addresses`.
+        `addresses` contains the addresses of all workers.
         """
         workers = len(addresses) // len(self.hosts)
         deadline = time.monotonic() + _ENDING_SECONDS

@@ -40,7 +40,7 @@ class Standbys:
     def plan(self, attempt: int) -> None:
         """Plan when to start the next attempt's workers.
 
-        Call this method when the attempt with number `attempt` begins.
+        Call this method when attempt number `attempt` begins.
         """
         self._next = attempt + 1
         if self._delay is not None and attempt < self._last:
@@ -53,7 +53,7 @@ class Standbys:
         return max(0.0, self._due - time.monotonic())
 
     def update(self) -> None:
-        """Start the standby workers once their delay is over."""
+        """Start the standby workers if their delay is over."""
         if self.seconds_left() != 0:
             return
         self._due = None

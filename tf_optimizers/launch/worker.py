@@ -138,20 +138,16 @@ class Worker:
             meaning = signal.strsignal(number)
             return f"{name} was killed by signal {number} ({meaning})."
         if self.exit_code == 0:
-            return f"{name} had ended with exit code 0."
+            return f"{name} had exited with code 0."
         if self.exit_code == PREEMPTED:
-            return f"{name} ended with exit code {PREEMPTED}, after SIGTERM."
+            return f"{name} exited with code {PREEMPTED}, after SIGTERM."
         return f"{name} failed with exit code {self.exit_code}."
 
     def stop(self, request: signal.Signals, usual_grace: float) -> None:
         """Send a signal to the worker, and SIGKILL after the grace period.
 
-        The grace period starts at the first call.
-
-        Args:
-            request: The signal to send.
-            usual_grace: The grace period in seconds, unless the user has set
-                one.
+        The grace period starts at the first call. It lasts `usual_grace`
+        seconds, unless the user has set another.
         """
         if self.is_gone:
             return
@@ -162,7 +158,7 @@ class Worker:
             self._kill_at = time.monotonic() + grace
 
     def update(self) -> None:
-        """Check on the worker, and kill it once its grace period is over."""
+        """Check on the worker, and kill it if its grace period is over."""
         if self.is_gone:
             return
         code = self._process.poll()
