@@ -134,7 +134,7 @@ def whole(data: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def shuffled_batches(
     data: tf.data.Dataset, batch_size: int, seed: int
 ) -> tf.data.Dataset:
-    """Return endless batches, in the order of `seed` and TensorFlow's seed."""
+    """Return endless batches, shuffled by `seed` and TensorFlow's seed."""
     # At its end, a run would wait for the thread that tunes tf.data. This
     # thread sleeps for longer and longer, which could double the time of the
     # run.

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 LOCALHOST = "127.0.0.1"
 GRAIN = 0.002  # The link sends bytes in pieces that take this many seconds.
-# After a small piece on a connection with a long delay, the forwarder waits
+# After a small read on a connection with a long delay, the forwarder waits
 # `GRAIN` for more. Otherwise, one read per packet would take much of the
 # workers' CPU time. The delay, in seconds, is so long that `GRAIN` hardly
 # matters. The size, in bytes, is too small to limit the rate of large messages.
@@ -194,7 +194,7 @@ class Direction:
 
 
 class End(asyncio.Protocol):
-    """One end of a connection, which forwards its bytes to the other end."""
+    """One end of a connection; forwards received bytes to the other end."""
 
     other: "End"
     transport: Any = None  # None until connected.

@@ -18,7 +18,7 @@ PARTS = {
     "offload": "offload.offload",
 }
 
-# The packages of the `demo` extra: {name to import: name to install}.
+# Packages of the `demo` extra: {name to import: name to install}.
 EXTRAS = {
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colors, which can be distinguished with every kind of color
-# vision. In gray, markers and line styles distinguish the lines.
+# Okabe and Ito's colors, which most color-blind readers can distinguish. In
+# gray, markers and line styles distinguish the lines.
 COLORS = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"),
     "#0072B2",

@@ -54,7 +54,7 @@ def _seconds(connection: socket.socket, size: int) -> float:
     sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
     start, left = time.perf_counter(), size
     if size > CHUNK:
-        sender.start()  # Without reading, both ends would block.
+        sender.start()  # Send while reading, or both ends would block.
     else:
         sender.run()
     while left:

@@ -40,7 +40,7 @@ def run_workers(
     """
     process = subprocess.Popen(
         [*LAUNCHER, "--workers", str(workers), "-m", *command],
-        # Several workers cannot share a GPU.
+        # There may be fewer GPUs than workers.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -78,7 +78,7 @@ def run_workers(
 def follow(lines: Iterable[str], progress: tqdm) -> deque[str]:
     """Show progress from lines of the workers' output; return other lines.
 
-    Only the last lines that do not begin with `BEGIN` or `END` are returned.
+    Only the last `_SHOWN_LINES` of these are returned.
     """
     others: deque[str] = deque(maxlen=_SHOWN_LINES)
     for line in lines:

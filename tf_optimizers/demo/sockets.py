@@ -19,8 +19,8 @@ _sent_by_socket: dict[str, int] = {}
 def sent_bytes() -> int | None:
     """Return how many bytes the TCP sockets of this process have sent.
 
-    Packet headers and retransmissions do not count. Bytes that a socket sent
-    after the last call, and before it was closed, do not count either.
+    Packet headers and retransmissions do not count. The bytes that a socket
+    sent between the last call and its own closing do not count either.
 
     Returns:
         Bytes, or None where the kernel does not count them (macOS, and Linux

@@ -71,7 +71,7 @@ class Plan:
     hidden_units: tuple[int, ...] = (1280, 1600, 64)
     workers: int = 2
     measured_every: int = 4  # Steps between two measurements.
-    timed_steps: int = 16  # Steps of a dense run over the link.
+    timed_steps: int = 16  # Dense steps over the link.
 
     def measured_after(self, optimizer: str) -> int:
         """Return the steps between two measurements of an optimizer."""
@@ -102,7 +102,7 @@ QUICK = Plan(
 
 
 def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
-    """Return functions that make an optimizer from a learning rate, by name."""
+    """Return functions from a learning rate to an optimizer, by name."""
     return {
         "SGD": lambda rate: keras.optimizers.SGD(rate, momentum=MOMENTUM),
         "DGCMomentum": lambda rate: tfo.DGCMomentum.for_steps(
@@ -119,7 +119,7 @@ def make_optimizers(plan: Plan) -> dict[str, MakeOptimizer]:
 
 
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
-    """Run the study; the result holds plain numbers, ready for JSON."""
+    """Run the study; the result is ready for JSON."""
     plan = QUICK if settings.quick else FULL
     first = settings.first_seed
     seeds = range(first, first + min(settings.seeds, plan.max_seeds))

@@ -39,7 +39,7 @@ PACE = 8  # From this step on, the progress bar shows the seconds left.
 
 
 def main(task_path: str) -> None:
-    """Run the task; write its outcome on the first worker."""
+    """Run the task; the first worker writes the outcome."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
     link = parse_link(task["link"])
     # The forwarder must be created before the strategy, and the strategy before

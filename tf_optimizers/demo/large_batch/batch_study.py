@@ -108,7 +108,7 @@ QUICK = Plan(
 
 
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
-    """Run the study; the result holds plain numbers, ready for JSON."""
+    """Run the study; the result is ready for JSON."""
     plan = QUICK if settings.quick else FULL
     first = settings.first_seed
     seeds = tuple(range(first, first + settings.seeds))

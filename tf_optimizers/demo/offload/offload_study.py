@@ -49,7 +49,7 @@ DEVICE = choose_device()
 
 
 def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
-    """Train twice; the result holds plain numbers, ready for JSON."""
+    """Train twice; the result is ready for JSON."""
     steps = QUICK_STEPS if settings.quick else STEPS
     progress.reset(len(OPTIMIZERS))
     data = load_splits(settings.data_dir)["train"]
