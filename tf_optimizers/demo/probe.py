@@ -70,7 +70,6 @@ def _seconds(connection: socket.socket, size: int) -> float:
 
 
 def _echo(server: socket.socket) -> None:
-    """Echo the bytes of one connection."""
     with suppress(OSError):
         connection, _ = server.accept()
         with connection:

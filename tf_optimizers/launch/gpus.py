@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # If Slurm has set one of these variables, it has set `VISIBLE`, too.
 OF_SLURM = "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"
-# How long `nvidia-smi` may take to list the GPUs.
 _LISTING_SECONDS = 60
 
 

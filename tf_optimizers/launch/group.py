@@ -85,12 +85,8 @@ class Events:
 
 # Seconds between checks on workers that are ending.
 TICK = 0.05
-# TensorFlow's environment variable for the number of threads of an operation.
 THREADS = "TF_NUM_INTRAOP_THREADS"
-# Python's environment variable for the seed of string hashes, which decide the
-# order of a set of strings.
 HASH_SEED = "PYTHONHASHSEED"
-# The environment variable that counts the restarts.
 RESTART = "TF_OPTIMIZERS_RESTART"
 # The longest pause that results from doubling, in seconds.
 LONGEST_PAUSE = 60.0

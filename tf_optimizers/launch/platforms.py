@@ -109,7 +109,6 @@ class Place(NamedTuple):
 
 
 def _is_used(port: int) -> bool:
-    """Return whether a process of this machine uses a port."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

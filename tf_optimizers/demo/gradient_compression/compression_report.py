@@ -245,7 +245,6 @@ def _rate_note(group: dict[str, Any], settings: dict[str, Any]) -> str:
 
 
 def _links(result: dict[str, Any]) -> str:
-    """Describe the link, and the runs over it."""
     settings = result["settings"]
     count = len(settings["seeds"])
     if parse_link(settings["link"]) == NONE:
