@@ -41,6 +41,18 @@ def test_custom_steps_equal_one_process(ours, name):
     assert_trains_alike(ours, lambda: custom_steps.fit(name))
 
 
+def test_functions_of_eager_steps_cannot_wait_for_other_devices(ours):
+    """Without the error, they would wait forever."""
+    with ours.scope():
+        model = custom_steps.compiled(
+            custom_steps.CallsFunction(),
+            custom_steps.sgd(),
+            run_eagerly=True,
+        )
+    with pytest.raises(RuntimeError, match="Pass `run_eagerly=False`"):
+        model.fit(custom_steps.X, custom_steps.Y, verbose=0)
+
+
 def histories(strategy, kind, *data, **kwargs):
     """Return what a model reports without a strategy, and under one."""
 

@@ -17,10 +17,12 @@ from tf_optimizers.workers.collectives.all_reduce import (
 from tf_optimizers.workers.collectives.launcher import KeyedLauncher
 from tf_optimizers.workers.data.local_rounds import waits_of_fit
 from tf_optimizers.workers.steps.replica_state import replica
+from tf_optimizers.workers.steps.share import check_function
 
 
 class _Launcher(KeyedLauncher):
     def _run(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        check_function()
         note_exchange()
         return super()._run(*args, **kwargs)
 

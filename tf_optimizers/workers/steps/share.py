@@ -41,6 +41,11 @@ class Share:
         variable.assign(self._rows)
 
     @property
+    def is_eager(self) -> bool:
+        """Whether the step runs eagerly; it may call `tf.function`s."""
+        return not tf.is_symbolic_tensor(self._rows)
+
+    @property
     def rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The number of rows on the replica, and on all replicas, float64.
 
@@ -181,6 +186,25 @@ def may_wait() -> bool:
     """
     devices = tf.distribute.get_strategy().extended.worker_devices
     return not tf.executing_eagerly() or len(devices) == 1
+
+
+def check_function() -> None:
+    """Raise in a `tf.function` that an eager step calls, on several devices.
+
+    In an eager step, the worker's replicas take turns. Within a `tf.function`,
+    the first would wait forever for the next.
+    """
+    share = replica.share
+    if share is None or not share.is_eager or tf.executing_eagerly():
+        return
+    if len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+        raise RuntimeError(
+            "A `tf.function` that an eager step calls must not exchange values "
+            "between replicas if workers have several devices. Received: a "
+            "`tf.function` that does, for example for a synchronized "
+            "`BatchNormalization` or a sum of a mask. Pass `run_eagerly=False` "
+            "to `compile`, or use one device per worker."
+        )
 
 
 _as_it_is = tf.autograph.experimental.do_not_convert
