@@ -209,11 +209,7 @@ def insert_callback(
 
     Keras's models and optimizers cannot add callbacks. But `fit`, `evaluate`
     and `predict` create a `CallbackList`, and set its model. The hook inserts
-    the callback when the model is set.
-
-    Args:
-        kind: The class of the callback.
-        is_for: Called with a model; returns whether to insert the callback.
+    the callback when the model is set, if `is_for(model)` is True.
     """
 
     def set_model(original: Callable, self: Any, model: keras.Model) -> None:

@@ -201,8 +201,7 @@ def outside_strategy(
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
     """Return the attributes for `replaced` that disable constraints.
 
-    Args:
-        variables: Variables of Keras, of TensorFlow, or of a strategy.
+    `variables` are variables of Keras, of TensorFlow or of a strategy.
     """
     # `apply` always reads each variable's constraint. A strategy's variable
     # returns the constraint of its first component.

@@ -73,10 +73,7 @@ def temporary_variable(
     """Return the handle of a new variable; both are deleted together.
 
     A kernel can update the value in place if no other tensor shares its memory.
-
-    Args:
-        value: The initial value.
-        shape: The shape of later values. Defaults to the shape of `value`.
+    `shape` is the shape of later values, by default that of `value`.
     """
     handle = tf.raw_ops.VarHandleOp(
         dtype=value.dtype,
@@ -181,11 +178,6 @@ def switch_across_replicas(
     Each function may reduce over replicas and update variables. Under
     strategies with merge calls, neither is possible inside a replica's
     `tf.switch_case`, so a single `tf.switch_case` surrounds all replicas.
-
-    Args:
-        index: The position of the function to call.
-        functions: The functions, each of one argument.
-        gradients: This replica's gradients.
     """
 
     def switch(index: tf.Tensor, call: Callable) -> None:

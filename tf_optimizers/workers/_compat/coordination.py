@@ -44,10 +44,8 @@ def write(key: str, text: str) -> None:
 def read(key: str, timeout: float) -> str | None:
     """Return the string of a key, or None if no string arrives in time.
 
-    Args:
-        key: The key.
-        timeout: The longest wait, in seconds. At least 0.001, since TensorFlow
-            waits without a limit if the timeout is 0 ms.
+    `timeout` is the longest wait, in seconds: at least 0.001, since TensorFlow
+    waits without a limit if the timeout is 0 ms.
     """
     try:
         return context.context().get_config_key_value(key, int(1000 * timeout))

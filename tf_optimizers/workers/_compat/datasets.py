@@ -57,8 +57,7 @@ def set_variant(dataset: tf.data.Dataset, variant: tf.Tensor) -> None:
 def dataset_of(distributed: Any) -> tf.data.Dataset:
     """Return this worker's dataset, sharded and rebatched by TensorFlow.
 
-    Args:
-        distributed: The result of `experimental_distribute_dataset`.
+    `distributed` is the result of `experimental_distribute_dataset`.
     """
     # The public iterator of a distributed dataset yields distributed values.
     (dataset,) = distributed._cloned_datasets

@@ -69,9 +69,7 @@ def lengths_of(
 ) -> list[tf.Tensor]:
     """Return a replica's number of rows and the lengths of its arrays.
 
-    Args:
-        rows: The number of rows of the replica's inputs, or None.
-        arrays: The name and the shape of each array.
+    `arrays` contains the name and the shape of each array.
 
     Returns:
         In a graph, or without arrays, an empty list. Otherwise, a list of one

@@ -35,11 +35,6 @@ def check_even_if_kept(
     If the split is uneven, the returned tensors raise an error when they are
     computed. Only a graph shows whether gradients are kept, so eager steps are
     not checked.
-
-    Args:
-        gradients: The gradients that a model's step passes to an optimizer.
-        variables: The variables of the gradients.
-        share: The replica's share of the batch.
     """
     if tf.executing_eagerly() or not _are_kept(gradients, variables):
         return gradients
@@ -76,8 +71,7 @@ def _is_kept(gradient: tf.Tensor, weights: set[int]) -> bool:
     """Return whether a gradient comes from a variable that a step assigns.
 
     The variable must have the gradient's shape, and only elementwise ops may
-    compute the gradient from it. Variables whose handles' ids are in `weights`
-    do not count.
+    compute the gradient from it. `weights` are the ids of handles to ignore.
     """
     for op in operations_behind(gradient, _ELEMENTWISE.__contains__):
         tensor, *_ = op.outputs

@@ -36,8 +36,8 @@ class MetricReader:
     All workers must read together. Keras reads the variables of a model's
     metrics one by one, for example at the end of an epoch. So the first read
     also sums the others of the same dtype, and compares weights, learning rates
-    and step counts between workers. The sums stay valid until a
-    step or a collective begins, or a metric's variable changes on this worker.
+    and step counts between workers. The sums stay valid until a step or a
+    collective begins, or a metric's variable changes on this worker.
 
     Args:
         strategy: A `SparseMultiWorkerMirroredStrategy`.

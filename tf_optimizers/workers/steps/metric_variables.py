@@ -50,14 +50,11 @@ def warn_unless_sum(
 
     A value counts as a sum over rows if it is the variable's old value plus or
     minus values that do not depend on the old value. A constant that cannot be
-    a number of rows must not be added.
+    a number of rows must not be added. If the variable's aggregation is not
+    "sum", nothing is checked.
 
-    Args:
-        variable: A variable of a metric. It is checked only if its aggregation
-            is "sum".
-        old: The variable's value before the assignment.
-        value: The value that the step assigns.
-        rows: The replica's number of rows; an int if it is static.
+    `old` is the variable's value before the assignment. `rows` is the replica's
+    number of rows; an int if it is static.
     """
     if variable.aggregation != "sum" or not tf.is_symbolic_tensor(value):
         return

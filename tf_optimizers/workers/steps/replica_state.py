@@ -40,7 +40,7 @@ class _Replica(ThreadState):
     is_training: bool = False  # Whether the step is a `train_step`.
     weights: RestoredWeights | None = None  # The values assigned to weights.
     scaled: set[int] = set()  # Ids of optimizers that have weighted their loss.
-    waits: Any = None  # The variable of `waits_of_fit`.
+    waits: Any = None  # The variable from `waits_of_fit`.
     # The variables of metrics to which the step has assigned values, by id.
     updated: dict[int, keras.Variable] = {}
     vectors: list[Any] = []  # See `share.factor_of_sum`.

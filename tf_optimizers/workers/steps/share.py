@@ -42,7 +42,7 @@ class Share:
 
     @property
     def is_eager(self) -> bool:
-        """Whether the step runs eagerly; it may call `tf.function`s."""
+        """Whether the step itself runs eagerly."""
         return not tf.is_symbolic_tensor(self._rows)
 
     @property
@@ -189,9 +189,9 @@ def may_wait() -> bool:
 
 
 def check_function() -> None:
-    """Raise in a `tf.function` that an eager step calls, on several devices.
+    """Raise in an eager step's `tf.function` if workers have several devices.
 
-    In an eager step, the worker's replicas take turns. Within a `tf.function`,
+    In an eager step, a worker's replicas take turns. Within a `tf.function`,
     the first would wait forever for the next.
     """
     share = replica.share
@@ -375,10 +375,8 @@ def trace_with_rows(
 ) -> None:
     """Trace a function for parts with one more row, but do not run it.
 
-    Args:
-        function: Called with the batch, outside of `strategy.run`.
-        batch: A batch, with the parts of all replicas of this worker.
-        rows: The number of rows of every part.
+    `batch` contains the parts of all replicas of this worker, of `rows` rows
+    each. The function is called outside of `strategy.run`.
     """
 
     def longer(tensor: tf.Tensor) -> tf.TensorSpec:

@@ -83,7 +83,7 @@ def _regularize(original: Callable, loss: tf.Tensor) -> tf.Tensor:
 def weighted_losses(model: keras.Model, is_keras: bool) -> list[Attribute]:
     """Return the attributes for `replaced` that scale a model's losses.
 
-    `is_keras` is whether the step is Keras's own `train_step`.
+    `is_keras` is True if the step is Keras's own `train_step`.
     """
     scaling = step_hooks.scaling_loss(model.optimizer) if is_keras else []
     return [sum_of_added_loss(model, _sum_added_loss), *scaling]
