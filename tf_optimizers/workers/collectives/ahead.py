@@ -8,12 +8,12 @@ are ready, the gather takes only half a round trip:
     receiver   request ──▶              ◀── message    next request ──▶
     sender                    message ready
 
-Two threads, called lanes, take turns to exchange messages. As soon as a lane
-has ended an exchange, it requests the messages of its next exchange. So there
-are requests to all other workers even during a gather, and gathers can follow
-each other at intervals of half a round trip. When a process exits, the requests
-to it fail. Then TensorFlow aborts all collectives of the other workers, even
-collectives between local devices.
+For each kind of message, two threads, called lanes, take turns. As soon as a
+lane has ended an exchange, it requests the messages of its next exchange. So
+there are requests to all other workers even during a gather, and gathers can
+follow each other at intervals of half a round trip. When a process exits, the
+requests to it fail. Then TensorFlow aborts all collectives of the other
+workers, even collectives between local devices.
 """
 
 import functools

@@ -161,7 +161,7 @@ def _unbox(box: tf.Tensor, spec: Any) -> Any:
 
 
 class RowCounts(NamedTuple):
-    """Numbers of rows of a batch, as int32 scalars.
+    """Row counts of a batch, as int32 scalars.
 
     A replica whose part is empty gets padding instead, which does not count. An
     element that is not a batch counts as one row.

@@ -137,8 +137,8 @@ def peek_at_generator(peek: Callable, generator: Generator) -> Any:
 def take_generator() -> SynchronizedGenerator | None:
     """Return and forget the generator of the data to distribute, if any.
 
-    A generator that is already read belongs to other data: a model without a
-    strategy reads its generators without distributing them.
+    A generator that Keras already reads belongs to other data: a model without
+    a strategy reads its generators without distributing them.
     """
     found, _pending.generator = _pending.generator, None
     return None if found is None or found.is_read else found

@@ -27,7 +27,7 @@ _MOST_DRAWS = 2000
 
 
 class _Probe:
-    """An empty iterator that draws from a generator of seeds."""
+    """An empty iterator that draws from a seed generator."""
 
     def __init__(self, seeds: dict[str, Any], generator: Any) -> None:
         # Keep the deleter: the generator is deleted together with it.
@@ -143,8 +143,8 @@ def count_draws(
     """Make a dataset's draws countable where possible; see `draws_of`.
 
     Args:
-        dataset: The result of `Dataset.shuffle`. Its generator of seeds is
-            private, so the dataset gets another generator.
+        dataset: The result of `Dataset.shuffle`. Its seed generator is private,
+            so the dataset gets another generator.
         source: The dataset before the shuffle.
         size: The number of elements in the shuffle buffer.
         reshuffles: Whether each iteration has a different order. None means
