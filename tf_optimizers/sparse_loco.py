@@ -477,12 +477,9 @@ class SparseLoCo(Wrapper, CompressedOptimizer):
     ) -> None:
         """Exchange the changes of weights in a round, if the round is over.
 
-        Args:
-            rounds: This optimizer's rounds.
-            due: Sets of variables, each with a bool tensor: whether to exchange
-                the set now. None means True. At most one set is exchanged.
-            stepped: The variables of the step that ends the round; empty if
-                `synchronize` ends the round early.
+        `due` lists sets of variables, each with a bool tensor: whether to
+        exchange the set now. None means True. At most one set is exchanged.
+        `stepped` are the variables of the step that ends the round.
         """
         sparse_loco_checks.check_can_overlap(self)
         compressor = self._compressor

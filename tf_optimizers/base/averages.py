@@ -141,7 +141,6 @@ class Averages:
             with tf.device(mean.device):
                 value = tf.cast(mean, variable.dtype)
                 if master is not None:
-                    # The master weight gets the average without rounding.
                     local_component(master, variable).assign(mean)
             variable.assign(value)
 

@@ -236,7 +236,6 @@ class Exclusions:
         )
 
     def _was_saved_with(self, variables: Sequence[Any]) -> bool:
-        """Return whether the config has the labels of these variables."""
         return self.saved.get(_ALL) == _labels(variables)
 
     def config(self, excluded: Excluded) -> dict[str, Any]:

@@ -262,7 +262,6 @@ class Optimizer(keras.optimizers.Optimizer):
     def _update(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Sum and clip gradients, and update the variables."""
         self._step(self._sum_and_clip(gradients, variables), variables)
 
     def _sum_and_clip(
@@ -275,7 +274,6 @@ class Optimizer(keras.optimizers.Optimizer):
     def _step(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> None:
-        """Update the variables with the current learning rate."""
         rate = tf.convert_to_tensor(self.learning_rate)
         self._step_at(rate, gradients, variables)
 
@@ -317,11 +315,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """
 
     def _patterns(self) -> dict[str, Sequence[str] | None]:
-        """Return the exclusion patterns for purposes other than weight decay.
-
-        A purpose is a computation that leaves out excluded variables, such as
-        layer adaptation.
-        """
+        """Return the patterns for purposes other than weight decay."""
         return {}
 
     def _is_decayed(self, index: int) -> bool:

@@ -262,6 +262,5 @@ def _not_finite_index(values: tf.Tensor) -> tf.Tensor:
 
 
 def _from_not_finite_index(codes: tf.Tensor) -> tf.Tensor:
-    """Return the values for indices from `_not_finite_index`."""
     kinds = tf.cast(codes % len(_NOT_FINITE), tf.int32)
     return tf.gather(tf.constant(_NOT_FINITE), kinds)

@@ -109,13 +109,8 @@ class CompressedOptimizer(Optimizer):
     ) -> None:
         """Sum gradients or entries over replicas, and update variables.
 
-        Args:
-            variables: The variables of the gradients.
-            sparsity: Fraction of entries that are not sent. With None, nothing
-                is compressed.
-            gradients: This replica's gradients.
-            rate: Scalar that multiplies gradients when they are accumulated.
-            received_rate: Scalar that multiplies received sums.
+        With `sparsity=None`, nothing is compressed. `rate` multiplies gradients
+        when they are accumulated, and `received_rate` multiplies the sums.
         """
         compressor, weights = self._compressor, self._weights(variables)
         indices = [variable_index(self, variable) for variable in variables]

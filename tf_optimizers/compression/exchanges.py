@@ -84,7 +84,6 @@ class GatheredExchange(Exchange):
         return sent, replicas_of().gather_and_sum([*messages, *others])
 
     def _message(self, i: int, own: Selection) -> Entries | tf.Tensor:
-        """Return this replica's message: `Entries`, or a dense tensor."""
         values, positions, shape = own
         size = self.sizes[i]
         if self.is_dense(i):

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_optimizers.codes.entries import Entries
 from tf_optimizers.compression.top_k import magnitude
 
-# Knuth's multiplicative hash: 2^32 divided by the golden ratio.
+# Knuth's multiplicative hash: a prime near 2^32 / golden ratio.
 _FACTOR = 2654435761
 
 

@@ -14,7 +14,6 @@ from tf_optimizers.offload.host_optimizer import HostOptimizer
 from tf_optimizers.replicas import replicas_of
 from tf_optimizers.wrapped import wrapped_optimizers
 
-# Arguments that only the inner optimizer accepts.
 INNER_ARGUMENTS = (
     "learning_rate",
     "weight_decay",
@@ -22,7 +21,6 @@ INNER_ARGUMENTS = (
     "clipvalue",
     "global_clipnorm",
 )
-# Arguments to pass to `SparseLoCo`, not to the inner optimizer.
 _OUTER_ARGUMENTS = (
     "use_ema",
     "loss_scale_factor",

@@ -259,11 +259,8 @@ class ShardedSteps:
     ) -> None:
         """Send the owners' weights and replicated state to all replicas.
 
-        Args:
-            pieces: The pieces to send.
-            weights: The weights that this replica has updated.
-            stepped: The index of any variable that the step has updated. The
-                variable's first owner sends state that belongs to no variable.
+        `stepped` is the index of any variable that the step has updated. The
+        variable's first owner sends state that belongs to no variable.
         """
         whole = [own_component(variable) for variable in self._variables]
         state = [own_component(variable) for variable, _ in self._replicated]
