@@ -83,7 +83,7 @@ class ReplicaGroup:
     def run(self, function: Callable, args: Sequence[Any]) -> Any:
         """Call a function on each replica of this process; return the results.
 
-        The strategy's own `run` may treat the function as a step of the user.
+        The strategy's own `run` may treat the function as the user's step.
         """
         return tf.distribute.Strategy.run(self._strategy, function, args)
 

@@ -188,7 +188,7 @@ def has_local_steps() -> bool:
 
 
 def is_within_round() -> bool:
-    """Return whether any optimizer of this process has begun a round."""
+    """Return whether any optimizer of this process is within a round."""
     optimizers = [each() for each in _local]
     return any(each and not each.is_synchronized for each in optimizers)
 

@@ -147,7 +147,7 @@ class Exclusions:
     ) -> "Exclusions":
         """Return exclusions that include master weights of `variables`.
 
-        `masters` has a variable's master weight for its `variable_key`.
+        `masters` maps a variable's key to its master weight.
         """
         more = {
             variable_key(optimizer, masters[key]): described

@@ -93,7 +93,7 @@ class Wire(NamedTuple):
     def own_portion(self, portions: tf.Tensor) -> tf.Tensor:
         """Return the portion that this replica sends, flattened.
 
-        `portions` is [devices, n], or several such matrices one below another.
+        `portions` is [devices, n], or several such matrices, stacked.
         """
         if self.devices > 1:
             own = replicas_of().rank % self.devices

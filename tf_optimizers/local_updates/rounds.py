@@ -104,9 +104,9 @@ class Rounds:
         # While a `tf.function` is traced, its new variables have no value.
         if not taken.is_initialized():
             return 0
-        # TensorFlow notes calls of `read_value` in a function that is traced,
-        # even for another model. If this optimizer is deleted before the
-        # function is called, the call would fail.
+        # `read_value` would add the variable to any function that is being
+        # traced, even another model's. Calls of that function would fail once
+        # this optimizer is deleted.
         value = tf.raw_ops.ReadVariableOp(resource=taken.handle, dtype=tf.int64)
         return int(value)
 
