@@ -91,7 +91,7 @@ def check_epsilon(name: str, value: Any) -> float:
     return check_number(
         name,
         value,
-        f"a number in float32's normal range ({TINY:.4g} to {_LARGEST:.4g})",
+        f"a number in float32's normal range ({TINY:.2g} to {_LARGEST:.2g})",
         lambda x: TINY <= x <= _LARGEST,
     )
 
