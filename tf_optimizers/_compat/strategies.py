@@ -64,7 +64,7 @@ _OUTSIDE = (
 
 
 def check_in_run(strategy: tf.distribute.Strategy, built: bool = True) -> None:
-    """Raise if a call of `apply` is outside of `strategy.run`.
+    """Raise if a call to `apply` is outside of `strategy.run`.
 
     With one replica, a call outside of any scope is an error only if it builds
     the optimizer.
@@ -201,7 +201,7 @@ def outside_strategy(
 def unconstrained(variables: Sequence[Any]) -> list[Attribute]:
     """Return the attributes for `replaced` that disable constraints.
 
-    `variables` are variables of Keras, of TensorFlow or of a strategy.
+    `variables` may be those of Keras, TensorFlow or a strategy.
     """
     # `apply` always reads each variable's constraint. A strategy's variable
     # returns the constraint of its first component.
