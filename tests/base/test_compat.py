@@ -150,6 +150,7 @@ TENSORFLOW = {
     input_lib.DistributedIteratorSpec: [
         "_cardinality",
         "_component_specs",
+        "_enable_get_next_as_optional",
         "_from_components",
         "_to_components",
     ],
@@ -480,7 +481,7 @@ def test_every_private_name_is_listed_here():
 
 def test_private_names_do_not_grow_in_number():
     lists = *KERAS.values(), *TENSORFLOW.values()
-    assert sum(map(len, lists)) <= 107
+    assert sum(map(len, lists)) <= 108
 
 
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -1,7 +1,7 @@
 """Workers know the metadata of a batch when its step begins."""
 
 import functools
-import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -19,9 +19,7 @@ TOLERANCE = 3e-5
 def notes(data, replicas):
     """Return how many replicas have a part, and its rows: here, and later."""
     noted = with_notes(data, replicas)
-    found = (note.numpy()[:, :, :2].tolist() for _, note in noted)
-    # All later parts are padding.
-    return [*itertools.takewhile(lambda note: note[0][0][0], found)]
+    return [note.numpy()[:, :, :2].tolist() for _, note in noted]
 
 
 def test_elements_have_the_rows_of_later_ones():
@@ -65,7 +63,7 @@ def values_of(element):
 )
 def test_elements_stay_as_they_are(element, rows):
     data = tf.data.Dataset.from_tensors(element).repeat(2)
-    noted = with_notes(data, 1).take(2)
+    noted = with_notes(data, 1)
     assert noted.element_spec[0] == data.element_spec
     for (actual, note), expected in zip(noted, data, strict=True):
         assert note[0, 0, :2].numpy().tolist() == [1, rows]
@@ -77,15 +75,40 @@ def test_first_row_of_the_last_batch_stands_for_none():
     data = tf.data.Dataset.range(5).batch(3)
     drawn = [
         (values.numpy().tolist(), note[0, 0, 1].numpy())
-        for values, note in with_notes(data, 1).take(4)
+        for values, note in with_notes(data, 1, is_endless=True).take(4)
     ]
     assert drawn == [([0, 1, 2], 3), ([3, 4], 2), ([3], 0), ([3], 0)]
-    (values, note), *_ = with_notes(data.skip(2), 1).take(1)
+    (values, note), *_ = with_notes(data.skip(2), 1, is_endless=True).take(1)
     assert [*values.numpy(), note[0, 0, 1]] == [0, 0]
 
 
 # Scenarios for two devices.
 LONG = ["endless", "asks for the spec"]
+
+
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve")
+@pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "captured"])
+def test_a_function_iterates_over_data_for_two_devices(ours, is_passed):
+    data = ours.experimental_distribute_dataset(
+        tf.data.Dataset.range(11).batch(4)
+    )
+    counts = []
+
+    @tf.function
+    def count(*given):
+        batches = tf.constant(0)
+        for _ in given[0] if is_passed else data:
+            batches += 1
+        return batches
+
+    def call():
+        counts.extend(int(count(*[data] * is_passed)) for _ in range(2))
+
+    # A hang must not stop the other tests.
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert counts == [3, 3]
 
 
 def names_of(devices, scenarios):

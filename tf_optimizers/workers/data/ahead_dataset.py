@@ -9,7 +9,10 @@ from tf_optimizers._compat.tensorflow_internals import (
     plain_variable,
     temporary_variable,
 )
-from tf_optimizers.workers._compat.datasets import stop_autotuning_on_devices
+from tf_optimizers.workers._compat.datasets import (
+    stop_autotuning_on_devices,
+    without_autotuning,
+)
 from tf_optimizers.workers._compat.distribution import (
     DistributedDatasetsFromFunction,
     DistributedDatasetsFromFunctionSpec,
@@ -33,11 +36,14 @@ class AheadDataset(DistributedDatasetsFromFunction):
     """A distributed dataset whose iterators look one batch ahead.
 
     Attributes:
+        endless: The dataset from which eager iterators draw, or None; see
+            `look_ahead`.
         begin: Called to make an eager iterator; see `look_ahead`.
     """
 
     _datasets: Any
     _options: Any
+    endless: tf.data.Dataset | None
     begin: Callable[[Callable], Any]
     _last: tf.Variable | None = None  # The last eager iterator's summary.
 
@@ -58,11 +64,12 @@ class AheadDataset(DistributedDatasetsFromFunction):
     def __iter__(self) -> AheadIterator:
         """Return an iterator; an eager call may wait for other workers."""
         if not tf.executing_eagerly():
-            iterator = self._iterate()
+            iterator = self._iterate(self._datasets)
             unknown = tf.constant(batch_digests.UNKNOWN)
             iterator.known = temporary_variable(unknown, [None])
             return iterator
-        iterator = self.begin(self._iterate)
+        endless = None if self.endless is None else [self.endless]
+        iterator = self.begin(lambda: self._iterate(endless or self._datasets))
         self._strategy.extended.background.wait()
         with tf.device("CPU:0"):
             known = batch_digests.start(self._last)
@@ -82,23 +89,31 @@ class AheadDataset(DistributedDatasetsFromFunction):
             "weights as the third element."
         )
 
-    def set_up(self, batches: int, begin: Callable) -> None:
+    def set_up(self, batches: int, endless: Any, begin: Callable) -> None:
         """Set attributes.
 
         If the worker's only replica is on a CPU, and the user has set no
         options, batches are not copied.
         """
-        self._cardinality, self.begin = batches, begin
+        self._cardinality = batches
+        self.endless, self.begin = endless, begin
         devices = self._strategy.extended.worker_devices
         is_host = len(devices) == 1 and "device:CPU:" in devices[0]
         if is_host and self._options is None:
             self._options = _TO_THE_HOST
-            self._datasets = [dataset.prefetch(1) for dataset in self._datasets]
 
-    def _iterate(self) -> AheadIterator:
-        iterator = super().__iter__()
+    def _iterate(self, datasets: Any) -> AheadIterator:
+        finite = self._datasets
+        self._datasets = [without_autotuning(dataset) for dataset in datasets]
+        if self._options == _TO_THE_HOST:
+            self._datasets = [dataset.prefetch(1) for dataset in self._datasets]
+        try:
+            iterator = super().__iter__()
+        finally:
+            self._datasets = finite
         stop_autotuning_on_devices(iterator)
         iterator.__class__ = AheadIterator
+        iterator.set_may_end(datasets is finite)
         return iterator
 
 
@@ -114,6 +129,7 @@ class AheadDatasetSpec(DistributedDatasetsFromFunctionSpec):
 def look_ahead(
     distributed: Any,
     batches: int = tf.data.UNKNOWN_CARDINALITY,
+    endless: tf.data.Dataset | None = None,
     begin: Callable[[Callable], Any] = lambda make: make(),
 ) -> AheadDataset:
     """Make the iterators of a distributed dataset look one batch ahead.
@@ -123,13 +139,15 @@ def look_ahead(
 
     Args:
         distributed: The result of `distribute_datasets_from_function`. Its
-            datasets must yield pairs (element, notes) without end; see
-            `AheadIterator`.
+            datasets must yield pairs (element, notes); see `AheadIterator`.
         batches: The number of batches, or TensorFlow's constant for an unknown
             or infinite number.
+        endless: This worker's dataset, continued without end. Eager iterators
+            draw from this dataset instead of `distributed`. Iterators in a
+            `tf.function` do not, since the function might then never end.
         begin: Called with a function that makes an eager iterator; returns the
             iterator.
     """
     distributed.__class__ = AheadDataset
-    distributed.set_up(batches, begin)
+    distributed.set_up(batches, endless, begin)
     return distributed

@@ -7,9 +7,9 @@ the next batch of a replica is two elements after its current batch:
     this batch: has_part, rows    1, 4     1, 4     1, 2     0, 0     0, 0
     next batch: has_part, rows    1, 2     0, 0     0, 0     0, 0     0, 0
 
-The dataset has no end: it continues with padding, c', for replicas whose data
-have ended, since few layers accept a batch without rows. The padding is the
-first row of c or, if the number of rows is fixed, all of c.
+With `is_endless`, the dataset continues with padding, c', for replicas whose
+data have ended, since few layers accept a batch without rows. The padding is
+the first row of c or, if the number of rows is fixed, all of c.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_optimizers.workers._compat.datasets import (
-    specs_of,
-    without_autotuning,
-)
+from tf_optimizers.workers._compat.datasets import specs_of
 from tf_optimizers.workers._compat.distribution import (
     PerReplica,
     PerReplicaSpec,
@@ -41,12 +38,12 @@ def note_next(
     parts_of: Callable[..., Sequence[tuple[Any, tf.Tensor]]],
     replicas: int,
     end: Sequence[int],
+    is_endless: bool = False,
     may_lack: bool = False,
 ) -> tf.data.Dataset:
     """Return a dataset of parts, with notes on this batch and the next batch.
 
-    The dataset reads `replicas` parts ahead. After the last part, it continues
-    with padding forever.
+    The dataset reads `replicas` parts ahead.
 
     Args:
         dataset: A worker's dataset.
@@ -55,6 +52,8 @@ def note_next(
             parts have the same type.
         replicas: The number of replicas that take parts in turn.
         end: The note of a replica whose data have ended.
+        is_endless: Whether to continue with padding forever after the last
+            part.
         may_lack: Whether the last batch may have no part for some replicas.
 
     Returns:
@@ -97,9 +96,11 @@ def note_next(
         return (full, *others, last), (_unbox(first, spec), notes)
 
     ends = tf.data.Dataset.from_tensors(nothing())
-    state = (nothing()[0], *[nothing()] * replicas)
-    noted = boxed.concatenate(ends.repeat()).scan(state, unbox_first)
-    return without_autotuning(noted.skip(replicas))
+    return (
+        boxed.concatenate(ends.repeat(None if is_endless else replicas))
+        .scan((nothing()[0], *[nothing()] * replicas), unbox_first)
+        .skip(replicas)
+    )
 
 
 def has_rows(element: Any) -> tf.Tensor:

@@ -225,7 +225,7 @@ def distribute_from_function(
             strategy, dataset_fn, options
         )
     replicas = len(strategy.extended.worker_devices)
-    counts: list[int] = []
+    made = []
 
     def make_with_notes(context: Any) -> tf.data.Dataset:
         own = dataset_fn(context)
@@ -240,13 +240,16 @@ def distribute_from_function(
         rows = None if may_lack else fixed_rows(own.element_spec)
         rows = rows and rows * replicas
         total = agree_on_data(strategy, None, count, rows)
-        counts.append(count)
-        return with_notes(own, replicas, total, may_lack)
+        noted = functools.partial(
+            with_notes, own, replicas, total, may_lack=may_lack
+        )
+        made.extend([count, noted(is_endless=True)])
+        return noted()
 
     distributed = _Parent.distribute_datasets_from_function(
         strategy, make_with_notes, options
     )
-    return look_ahead(distributed, counts[0])
+    return look_ahead(distributed, *made)
 
 
 def _count(dataset: tf.data.Dataset) -> int:
@@ -290,7 +293,7 @@ def with_notes(
     dataset: tf.data.Dataset,
     replicas: int,
     total: int | None = None,
-    may_lack: bool = False,
+    **options: bool,
 ) -> tf.data.Dataset:
     """Add notes to each element of a dataset; replicas take elements in turn.
 
@@ -299,7 +302,7 @@ def with_notes(
         replicas: The number of replicas of this worker.
         total: The number of rows of a batch on all workers together; None if it
             varies or is unknown.
-        may_lack: See `note_next`.
+        **options: See `note_next`.
     """
     spec = dataset.element_spec
 
@@ -314,5 +317,5 @@ def with_notes(
         add_note,
         replicas,
         batch_digests.end(Comparison.NOTHING, total is not None),
-        may_lack,
+        **options,
     )

@@ -28,6 +28,7 @@ from tf_optimizers.workers.data.batch_metadata import (
     spec_with_rows,
     with_rows,
 )
+from tf_optimizers.workers.data.batch_splits import blank
 from tf_optimizers.workers.data.local_rounds import round_of_fit
 from tf_optimizers.wrapped import LocalRound
 
@@ -54,6 +55,14 @@ class AheadIterator(DistributedIterator):
     known: tf.Tensor  # The handle of the variable.
     is_argument: bool = False  # Whether this is a `tf.function`'s argument.
 
+    @property
+    def _is_endless(self) -> bool:
+        return self._cardinality == tf.data.INFINITE_CARDINALITY
+
+    def set_may_end(self, may_end: bool) -> None:
+        """Set whether this worker's data may end."""
+        self._enable_get_next_as_optional = may_end and not self._is_endless
+
     def get_next(self, name: str | None = None) -> Any:
         """Return the next batch, or raise an error at the end."""
         replica = tf.distribute.get_replica_context()
@@ -64,12 +73,16 @@ class AheadIterator(DistributedIterator):
                 "Draw the batch outside, and pass it to `strategy.run`."
             )
         count, batch = self._draw()
+        if self._is_endless:
+            return batch
         return after(tf.cond(count > 0, lambda: 0, _raise_end), batch)
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """Return the next batch, or an empty optional at the end."""
         count, batch = self._draw()
         optional = tf.experimental.Optional
+        if self._is_endless:
+            return optional.from_value(batch)
         spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
         return tf.cond(
             count > 0,
@@ -90,8 +103,7 @@ class AheadIterator(DistributedIterator):
             # waiting in that step. Record the failure before this worker waits
             # for a batch.
             self._strategy.extended.check_step_ended()
-        parts = iterator.get_next_as_list()
-        element, notes = regroup(parts, always_wrap=True)
+        element, notes = regroup(self._parts(iterator), always_wrap=True)
         # The notes may be wrapped in an `Ending`.
         (notes,) = tf.nest.flatten(notes)
         this, following = zip(
@@ -102,6 +114,19 @@ class AheadIterator(DistributedIterator):
         batch = with_rows(element, RowCounts(known[1], own), self.element_spec)
         check = batch_digests.check(known)
         return known[0], after(check, batch)
+
+    def _parts(self, iterator: Any) -> list[Any]:
+        """Return an element and its notes for each replica of this worker."""
+        if not self._enable_get_next_as_optional:
+            return iterator.get_next_as_list()
+        return [
+            tf.cond(
+                optional.has_value(),
+                optional.get_value,
+                functools.partial(blank, optional.element_spec),
+            )
+            for optional in iterator.get_next_as_optional_list()
+        ]
 
     def _compare_batches(
         self, this: Sequence[tf.Tensor], following: Sequence[tf.Tensor]
@@ -263,6 +288,7 @@ class AheadIterator(DistributedIterator):
             self._strategy,
             self._options,
             self._cardinality,
+            self._enable_get_next_as_optional,
         )
 
 
@@ -287,6 +313,7 @@ class AheadIteratorSpec(DistributedIteratorSpec):
             element_spec=self._element_spec,
             strategy=self._strategy,
             cardinality=self._cardinality,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
         )
         iterator.known, iterator.is_argument = known, True
