@@ -73,7 +73,7 @@ class DGCMomentum(CompressedOptimizer):
         g_i <- g_i + regularizer's gradient / N
         u_i <- momentum u_i + learning_rate g_i
         v_i <- v_i + u_i
-        send the k entries of largest |v_i|; v_i and u_i become 0 there
+        send the k entries of largest |v_i|; subtract them; u_i becomes 0 there
         w   <- w - (sum of all replicas' sent entries)
 
     The sum of all g_i is the gradient of the mean loss. Each gradient is
