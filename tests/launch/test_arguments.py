@@ -32,7 +32,7 @@ BAD = {
     "": START,
     "good.py": START,
     "--cluster pbs good.py": "argument --cluster: invalid choice: 'pbs'",
-    "--cluster auto good.py": "Received: none of tf-config: TF_CONFIG;",
+    "--cluster auto good.py": "Received: none (tf-config: TF_CONFIG;",
     "--cluster auto --host h good.py": HOST.format("h"),
     "--cluster auto --host ::1 good.py": "`--host` must be left out",
     "--cluster auto --port 0 good.py": "must be an integer in [1, 65535].",

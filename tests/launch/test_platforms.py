@@ -145,7 +145,7 @@ def spec(text):
 
 
 BAD = [
-    ({}, None, "Received: none of tf-config"),
+    ({}, None, "Received: none (tf-config"),
     (SLURM | SAGEMAKER, None, "variables of sagemaker and slurm"),
     # A batch script without `srun`.
     (without(SLURM, "SLURM_STEP_NODELIST"), None, "`SLURM_STEP_NODELIST` must"),

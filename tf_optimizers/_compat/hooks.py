@@ -85,7 +85,7 @@ def build_from_specs(
 def _build(
     model: keras.Model, build: Callable[[], None], is_composite: bool
 ) -> None:
-    """Build a model; ignore errors that its step may not raise.
+    """Build a model; ignore errors that its step might not raise.
 
     A custom step may call the model with data other than the batch. With
     `run_eagerly`, `call` or a metric may need values, which symbolic tensors do
@@ -115,8 +115,8 @@ def _build(
             build()
     except Exception as error:  # The user's code may raise any error.
         unbuilt = [each.name for each in layers_of(model) if not each.built]
-        # If `call` has returned, only its outputs, such as tensors of unknown
-        # rank, can be at fault. Then the built layers have the right shapes.
+        # If `call` has returned, the error arose later, for example in a
+        # metric. Then the built layers have the right shapes.
         is_partial = unbuilt and len(model.variables) > count and not returned
         if is_partial and not model.run_eagerly:
             raise RuntimeError(

@@ -229,7 +229,7 @@ class Exclusions:
             return set(saved[_CHOSEN])
         expected = [saved[_ALL][i] for i in saved[_CHOSEN]]
         raise _not_found(
-            ", and both must have the same variables in the same order",
+            ", which must have the config's variables in the same order",
             f"{expected}, a config with the variables {saved[_ALL]}, and a "
             f"model with the variables {_labels(variables)}",
             _NEW,

@@ -126,8 +126,8 @@ def _select(
     v = tf.reshape(read(residual, like), [-1])
     found = top_k(v, count, seed, gpu)
     values = tf.where(found < 0, 0.0, tf.gather(v, tf.maximum(found, 0)))
-    # Each device of a worker has a fraction of an entry, but one device sends
-    # the whole entry.
+    # Each device of a worker has an equal part of an entry, but one device
+    # sends the whole entry.
     values = devices * values / unit
     return values, tf.cast(found, position_dtype(v.shape[0]))
 

@@ -172,7 +172,7 @@ def _detect(environment: Mapping[str, str]) -> str:
         )
     raise ValueError(
         "`--cluster auto` needs the environment variables of a platform. "
-        f"Received: none of {variables}. Start this command through the "
+        f"Received: none ({variables}). Start this command through the "
         "scheduler (for example, with `srun`), or set `TF_CONFIG`."
     )
 

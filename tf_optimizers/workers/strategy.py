@@ -166,7 +166,7 @@ class SparseMultiWorkerMirroredStrategy(
         watch_generators()
         watch_state()
         self.common_state = CommonState(self)
-        # The optimizers that all workers have compared.
+        # Optimizers already compared across workers.
         self.compared_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._metrics = MetricReader(self)
         self._steps = Steps(self, self._metrics.watch)

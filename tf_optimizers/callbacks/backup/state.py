@@ -184,18 +184,18 @@ class State:
         mine = described["sections"][section]
         others = saved["sections"][section]
         pairs = [
-            ("optimizer", described["optimizer"], saved["optimizer"]),
+            ("the optimizer", described["optimizer"], saved["optimizer"]),
             *(
                 (new[2], _without_path(new), _without_path(old))
                 for new, old in zip(mine, others, strict=False)
             ),
-            ("number of variables", len(mine), len(others)),
+            ("the number of variables", len(mine), len(others)),
         ]
         what = "metrics" if section == "metrics" else "model and optimizer"
         for name, here, there in pairs:
             if here != there:
                 raise ValueError(
-                    f"A backup must come from the same {what}. "
+                    f"A backup needs the same {what}. "
                     f"Received: {name} is {here} in this run, and {there} in "
                     f"the backup. Use the same {what}, or start over with "
                     "another `backup_dir`."

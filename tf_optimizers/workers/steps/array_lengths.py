@@ -50,13 +50,14 @@ def gains_a_row(
     """
     longer = found and found[1]
     length = longer and longer[0]
+    other = f"shape {longer}" if found else "an error" if problem else "none"
     if shape[0] == rows and length not in (rows, rows + 1):
         raise ValueError(
             f"An array that `{kind}` returns must have an element for each "
             "row, or the same length for any number of rows. Received: "
             f"{f'`{name}`' if name else 'an array'} of shape {shape} for "
             f"{rows} rows per replica, and "
-            f"{'an error' if problem else f'shape {longer}'} for {rows + 1} "
+            f"{other} for {rows + 1} "
             "rows. Return a number or the result of a metric, or use a "
             "different global batch size."
             f"{f' The error was: {problem}' if problem else ''}"

@@ -191,9 +191,9 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Scale a loss before its gradients are taken.
 
     In Keras's own step, and with a `LossScaleOptimizer`, all gradients come
-    from this loss. So this function multiplies the loss by the replica's share.
-    Otherwise, gradients could overflow before `apply` multiplies them. In other
-    steps, only `apply` multiplies by the share.
+    from this loss. So this function multiplies the loss by the replica's share,
+    before gradients can overflow. In other steps, only `apply` multiplies by
+    the share.
     """
     loss, share = original(optimizer, loss), replica.share
     if share is None:
