@@ -251,6 +251,8 @@ def test_inner_optimizer_excludes_the_same_beside_half_precision(
     models = [model]
     if on == "wrapper" or inner == "ours":  # Keras's config has no exclusions.
         models.append(save_and_load(model, tmp_path))
+        # A step may make the same call each time it runs.
+        called.exclude_from_weight_decay([model.weights[place]])
     for each in models:
         assert decayed_alone(each) == [i != place for i in range(4)]
 

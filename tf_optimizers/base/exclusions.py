@@ -105,12 +105,14 @@ class Exclusions:
             its `variable_key`.
         saved: The exclusions in the config from which the optimizer was
             created.
+        masters: The keys of the variables' master weights; see `with_masters`.
     """
 
     patterns: Sequence[str] | None = None
     names: Sequence[str] = ()
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    masters: Sequence[str] = dataclasses.field(default=(), compare=False)
 
     def with_call(
         self, optimizer: Any, variables: Any, names: Sequence[str] | None
@@ -149,12 +151,9 @@ class Exclusions:
 
         `masters` maps a variable's key to its master weight.
         """
-        more = {
-            variable_key(optimizer, masters[key]): described
-            for key, described in self.variables.items()
-            if key in masters
-        }
-        return dataclasses.replace(self, variables={**self.variables, **more})
+        found = [masters[key] for key in self.variables if key in masters]
+        keys = [variable_key(optimizer, master) for master in found]
+        return dataclasses.replace(self, masters=keys)
 
     def as_patterns(self) -> list[str] | None:
         """Return all patterns, including those from `var_names`."""
@@ -184,10 +183,11 @@ class Exclusions:
             for purpose, each in patterns.items()
             if each
         }
+        excluded = {*self.variables, *self.masters}
         chosen = self._chosen_when_saved(variables) | {
             i
             for i, variable in enumerate(variables)
-            if variable_key(optimizer, variable) in self.variables
+            if variable_key(optimizer, variable) in excluded
         }
         return Excluded(_labels(variables), chosen, by_patterns)
 
