@@ -36,9 +36,8 @@ def in_state_dtype(
     """Cast each gradient to the dtype of its variable's state.
 
     The results have static shapes, except for the number of rows of
-    `tf.IndexedSlices`. The results are on the current device: TensorFlow
-    reduces gradients on their devices, but a gradient that is an argument of a
-    `tf.function` has none.
+    `tf.IndexedSlices`. The results are on the current device, so that
+    TensorFlow reduces them there: an argument of a `tf.function` has no device.
     """
     return [
         None

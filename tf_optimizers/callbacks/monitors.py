@@ -285,12 +285,12 @@ class CompressionMonitor(Monitor):
       goes to several replicas counts once.
     - `residual_norm`: the L2 norm of all replicas' residuals, the values that
       are not sent yet: v_i of `DGCMomentum`, or e_i of `SparseLoCo`. If M
-      devices of a worker share a residual, each device has 1 / M of it.
+      devices of a worker share a residual, each counts as 1 / M of it.
     - `residual_age`: the mean number of steps that a value stays in the
       residual before it is sent.
 
-    The age is the L1 norm of all residuals, divided by the L1 norm of the sum
-    of all sent entries, per step. In a steady state, this quotient is the mean
+    The age is the L1 norm of all residuals, divided by the L1 norm, per step,
+    of the sum of all sent entries. In a steady state, this quotient is the mean
     waiting time (Little's law). If `SparseLoCo` takes several local steps,
     a measurement covers one round. With `overlap`, it covers all rounds between
     two calls of `synchronize`, usually an epoch.

@@ -7,9 +7,9 @@ import numpy as np
 
 
 def digests(values: Iterable[np.ndarray]) -> list[str]:
-    """Return the sorted digests of arrays, without repetition.
+    """Return the sorted digests of arrays, without duplicates.
 
-    A digest covers the bytes of an array, but not its shape and dtype.
+    A digest covers the bytes of an array, but not its shape or dtype.
     """
     return sorted(
         {

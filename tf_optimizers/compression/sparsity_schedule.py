@@ -259,7 +259,7 @@ def _check_sparsity(value: Any) -> tuple[float, ...]:
     if list(sparsity) != sorted(sparsity):
         raise ValueError(
             "`sparsity` must not decrease from stage to stage. Received: "
-            f"sparsity={value!r}. The paper's warm-up is "
+            f"sparsity={value!r}. A common warm-up is "
             "`sparsity=(0.75, 0.9375, 0.984375, 0.996, 0.999)`."
         )
     return sparsity

@@ -94,8 +94,8 @@ class EnoughRounds(keras.callbacks.Callback):
         if rounds < _FEWEST_ROUNDS and worker == 0:
             lower = "`sync_every` or `sparsity`"
             warnings.warn(
-                "A run of `SparseLoCo` should have at least 100 "
-                f"synchronizations. Received: {rounds}, with "
+                "A run of `SparseLoCo` with fewer than 100 synchronizations "
+                f"may leave many updates unsent. Received: {rounds}, with "
                 f"sync_every={sync_every}. To send most updates before the "
                 f"run ends, lower {lower if sync_every > 1 else '`sparsity`'}, "
                 "or train longer.",

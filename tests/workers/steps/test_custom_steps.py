@@ -651,7 +651,7 @@ def test_predictions_without_an_element_per_row_are_rejected(ours, name, rows):
     with ours.scope():
         model = Predicts()
     kinds = (ValueError, tf.errors.InvalidArgumentError)
-    with pytest.raises(kinds, match="must have an element for each row of"):
+    with pytest.raises(kinds, match="must have a row for each row of"):
         model.predict_on_batch(custom_steps.X[:rows])
 
 

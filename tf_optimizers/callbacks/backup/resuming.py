@@ -206,10 +206,10 @@ def check_executions(steps: int, seen: int) -> None:
 
 
 def check_batches(batches: int, seen: int) -> None:
-    """Raise if an epoch is shorter than its part before a backup."""
+    """Raise if an epoch ends before the batch of its backup."""
     if batches < seen:
         raise ValueError(
-            "An epoch must not be shorter than its part before the backup. "
+            "A resumed epoch must reach the batch of its backup. "
             f"Received: {batches} batches per epoch, and a backup after "
             f"{seen} batches. Pass as many batches as before, of the "
             "same size, or start over with another `backup_dir`."

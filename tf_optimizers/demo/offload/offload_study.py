@@ -73,7 +73,7 @@ def run(settings: Settings, progress: tqdm) -> dict[str, Any]:
 def train(
     optimizer: keras.optimizers.Optimizer, batches: tf.data.Dataset
 ) -> list[float]:
-    """Train the network with the weights of `SEED`; return each step's loss."""
+    """Train the network, initialized with `SEED`; return each step's loss."""
     model = build_model(SEED)
     model.compile(
         optimizer=optimizer,

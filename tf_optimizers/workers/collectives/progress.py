@@ -107,7 +107,7 @@ def lone_key(rank: int) -> int:
 
 _IDLE, _COLLECTIVE, _RUN, _BOTH, _FAILED = range(5)
 
-# The next state after each event, by the current state.
+# For each event: the next state, indexed by the current state.
 _ENTER = (_RUN, _FAILED, _FAILED, _FAILED, _FAILED)
 _BEGIN = (_COLLECTIVE, _FAILED, _BOTH, _FAILED, _FAILED)
 _END = (_FAILED, _IDLE, _FAILED, _RUN, _FAILED)
@@ -193,7 +193,7 @@ class Progress:
     ) -> tf.Tensor:
         """Record an event; return the new state.
 
-        `states` contains the next state, by the current state. `begun` is added
+        `states` maps the current state to the next. `begun` is added
         to the count. `what` contains the kind, elements and layout of a
         collective that begins; None keeps those of the last collective.
         """

@@ -104,8 +104,8 @@ def sum_in_rounds(
             )
         return kept.keep(result)
 
-    # If steps do not use the optimizer, a round never ends. So values are also
-    # summed when their age reaches the number of batches in a round.
+    # If steps do not use the optimizer, a round never ends. So also sum values
+    # if the last sum is as many steps old as a round has batches.
     is_old = kept.age.read_value() >= current.batches
     if gather is None:
         return tf.cond(current.ends | is_old, sum_now, kept.repeat)

@@ -328,7 +328,7 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
         return value
     found = rows_in(value)
     rule = (
-        "A prediction must have an element for each row of the inputs. "
+        "A prediction must have a row for each row of the inputs. "
         f"Received: {f'`{name}`' if name else 'a prediction'}"
     )
     hint = (
@@ -340,12 +340,12 @@ def with_checked_rows(name: Any, value: Any, rows: Any) -> Any:
     if isinstance(found, int) and isinstance(rows, int):
         if found != rows:
             raise ValueError(
-                f"{rule}, with {found} elements for {rows} rows. {hint}"
+                f"{rule}, with {found} rows, for {rows} inputs. {hint}"
             )
         return value
     check = tf.debugging.Assert(
         tf.equal(found, rows),
-        [f"{rule}, with", found, "elements for", rows, f"rows. {hint}"],
+        [f"{rule}, with", found, "rows, for", rows, f"inputs. {hint}"],
     )
     return after(check, value)
 
