@@ -47,7 +47,7 @@ class ShardedState(Wrapper):
     Each variable w (or, if w is split, each range of its rows) has one owner
     among N replicas. Only the owner has the state s of w, and updates w:
 
-        g    <- sum over replicas of their gradients, at the owner of w
+        g    <- sum of the replicas' gradients, at the owner of w
         w, s <- inner step(w, s, g), at the owner of w
         w    <- the owner's w, on all replicas
 
