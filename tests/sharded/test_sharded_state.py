@@ -263,7 +263,7 @@ def test_multi_optimizer_belongs_around(mirrored, tmp_path):
     loaded.load_weights(path)
     theirs = [v for part in loaded.optimizer.optimizers for v in part.variables]
     assert_equal(owned, theirs)
-    with pytest.raises(ValueError, match="wrap optimizers in"):
+    with pytest.raises(ValueError, match="wrap those in"):
         tfo.ShardedState(
             keras.optimizers.MultiOptimizer(choose(lambda inner: inner))
         )
